@@ -86,7 +86,7 @@ def make_client(
     store: Store | None = None,
     on_cancel: Callable[[], None] = lambda: None,
 ) -> Client:
-    """A client; `on_cancel` is a worker's `keeper.look` if one runs in this process."""
+    """A client. A worker in this process passes its `check_cancelled` as `on_cancel`."""
     privacy = Privacy.of_settings(settings)
     return Client(
         store or make_store(settings),
@@ -125,7 +125,7 @@ class Worker:
 
     context: StageContext  # of the stages
     store: Store
-    keeper: LeaseKeeper
+    lease_keeper: LeaseKeeper
     presence: Presence
     searches: Sequence[Sweeper | Anchoring | WorkStealer]  # threads beside the tasks
     engines: Sequence[Engines]
@@ -169,7 +169,7 @@ class Worker:
         for host in self.engines:
             host.close()
         self.knowledge.close()
-        self.keeper.close()
+        self.lease_keeper.close()
         if self.timekeeper is not None:
             self.timekeeper.close()
         self.presence.close()
@@ -283,11 +283,11 @@ def make_worker(
     device_here = priced_device(settings)
     serves = None if verifying is None else ServedModels(verifying.serves, settings.lease_sec / 6)
     timekeeper = Timekeeper(store, owner, device_here, engines, serves) if engines else None
-    keeper = LeaseKeeper(store, settings.lease_sec)
+    lease_keeper = LeaseKeeper(store, settings.lease_sec)
     if timekeeper is not None:
         step_guard.guard(settings.step_deadline_sec, settings.lease_sec)
-        keeper.at_heartbeats(Watchdog(engines, settings.step_deadline_sec).check)
-        keeper.at_heartbeats(timekeeper.beat)
+        lease_keeper.at_heartbeats(Watchdog(engines, settings.step_deadline_sec).check)
+        lease_keeper.at_heartbeats(timekeeper.beat)
     outage = Outage(ends=only_job is not None)
     anchors = Anchors.of_settings(settings, objects)
     anchoring = None if anchors is None else Anchoring(store, anchors)
@@ -296,7 +296,7 @@ def make_worker(
     context = StageContext(
         store=store,
         objects=objects,
-        keeper=keeper,
+        lease_keeper=lease_keeper,
         enqueue=enqueue,
         owner=owner,
         lease_sec=settings.lease_sec,
@@ -343,11 +343,11 @@ def make_worker(
         searches.append(anchoring)
     if verifier is not None and verifying is not None and only_job is None:
         every_sec = settings.lease_sec / 3  # as leases are prolonged
-        searches.append(WorkStealer(store, keeper, verifier, owner, every_sec, serves))
+        searches.append(WorkStealer(store, lease_keeper, verifier, owner, every_sec, serves))
     return Worker(
         context=context,
         store=store,
-        keeper=keeper,
+        lease_keeper=lease_keeper,
         presence=Presence(store, process, trouble, settings.lease_sec / 3),
         searches=searches,
         engines=engines,

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 NOTICE_SEC = 1.5
 LEAST_SEC = 1.0  # every server gets this time to answer, however little of the timeout is left
-_LOOK_SEC = 0.1  # between two checks whether it has answered, or must be asked again
+_POLL_SEC = 0.1  # between two checks whether it has answered, or must be asked again
 
 
 class NoAnswerError(Exception):
@@ -98,8 +98,8 @@ def patiently(server: str, budget_sec: float, work: Callable[[Asking], T]) -> T:
         return work(NOBODY)
     doing = Asking(is_awaited=True)
     threading.Thread(target=doing.run, args=(work,), name="waiting", daemon=True).start()
-    while not doing.done.wait(_LOOK_SEC):
-        _look(doing, patience, server, budget_sec)
+    while not doing.done.wait(_POLL_SEC):
+        _poll(doing, patience, server, budget_sec)
     patience.told.discard(server)
     if doing.error is not None:
         raise doing.error
@@ -107,7 +107,7 @@ def patiently(server: str, budget_sec: float, work: Callable[[Asking], T]) -> T:
     return done
 
 
-def _look(doing: Asking, patience: Patience, server: str, budget_sec: float) -> None:
+def _poll(doing: Asking, patience: Patience, server: str, budget_sec: float) -> None:
     """Report once that the server does not answer; raise `NoAnswerError` at the limit."""
     now, since, end = time.monotonic(), doing.silent_since, patience.deadline
     if since is None:

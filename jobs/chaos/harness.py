@@ -35,7 +35,7 @@ from specbatch.jobs.chaos.plan import Deed, Disturbance, Incident, IncidentKind,
 from specbatch.jobs.chaos.pool import ChaosError, Pool
 from specbatch.jobs.chaos.stand_in import NUMERIC_CLASS
 from specbatch.pipeline.bootstrap import make_client, make_store, patient
-from specbatch.pipeline.engines.models.fingerprint import look_at
+from specbatch.pipeline.engines.models.fingerprint import snapshot_of
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.runtime.client import Client
 from specbatch.pipeline.storage.objects import Objects
@@ -179,7 +179,7 @@ class Site:
     def learn_as(self, order: Order) -> None:
         """The same with a running worker that has other files or another class."""
         path = Path(order.home) / self.verifier
-        fingerprint = look_at(self.verifier, path).fingerprint.digest
+        fingerprint = snapshot_of(self.verifier, path).fingerprint.digest
         pinned = Pinned(order.numeric_class or NUMERIC_CLASS, fingerprint)
         if pinned not in self._learned:
             ran = Ran(_UNDISTURBED)

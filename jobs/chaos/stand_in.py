@@ -279,7 +279,7 @@ class StandInHost:
         told = Serves.of(self.model.ref, dict.fromkeys(all_keys(), self._numeric_class))
         with self._naming:
             try:
-                self._models.look_again()
+                self._models.check_again()
             except ModelError as error:
                 log.warning("taking no jobs that pin a fingerprint: %s", error)
                 return told
@@ -298,9 +298,9 @@ class StandInHost:
         return weights + self._numeric_class.encode()
 
     def _read(self, folder: ModelFolder) -> bytes:
-        look, weights = unchanged(folder.ref, folder.path, partial(weights_of, folder.path))
+        snapshot, weights = unchanged(folder.ref, folder.path, partial(weights_of, folder.path))
         with self._naming:
-            self._models.note(folder, look)
+            self._models.note(folder, snapshot)
         return weights
 
     def service(self, spec: EngineSpec) -> EngineService:  # noqa: ARG002 - there is only one

@@ -85,7 +85,9 @@ def run_here(
             embedded(settings, spec.verifier, job.proposer, only_job=job.job_id) as (app, worker),
         ):
             check_served(worker, job.job_id, spec)
-            here = make_client(settings, make_enqueue(app), worker.store, worker.keeper.look)
+            here = make_client(
+                settings, make_enqueue(app), worker.store, worker.lease_keeper.check_cancelled
+            )
             _follow(here, app, worker, job, spec, timeout_sec)
     except KeyboardInterrupt:
         remark(f"job {job.job_id} stopped; its finished groups are kept. To resume it: {hint}")

@@ -19,8 +19,8 @@ from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec
 from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
 
-LOOK_SEC = 0.5
-LOOKS_AT_WORKERS = 10  # looks at the job, for each at who is there to do it
+POLL_SEC = 0.5
+POLLS_PER_WORKER_CHECK = 10
 
 
 def submit_there(
@@ -74,9 +74,9 @@ def follow(
     """
     try:
         with progress_view(err, spec.sampling.n) as show:
-            for look, progress in enumerate(c.follow(job.job_id, LOOK_SEC, timeout_sec), 1):
+            for poll, progress in enumerate(c.follow(job.job_id, POLL_SEC, timeout_sec), 1):
                 show(progress, None)
-                if look % LOOKS_AT_WORKERS == 0:
+                if poll % POLLS_PER_WORKER_CHECK == 0:
                     said = tell_waiting(settings, c, job, said)
         end_within(None)  # the job has ended: what is left is to say how
     except StoreError as error:

@@ -44,7 +44,7 @@ from specbatch.schemas.errors import SpecError, UsageError
 from specbatch.schemas.spec import JobSpec
 
 JOB_KEY = "job_id"  # the XCom that exists while the job runs
-LOOK_SEC = 0.5  # between two checks whether this process should end
+POLL_SEC = 0.5  # between two checks whether this process should end
 OUTCOME_KEY = "return_value"  # the XCom that exists afterwards, however the task ended
 
 
@@ -149,7 +149,7 @@ class SpecbatchOperator(BaseOperator):
         while (left := until - time.monotonic()) > 0:
             if self._is_ending:  # polled, because a signal handler must not take a lock
                 raise AirflowException("asked to end while the job runs")
-            time.sleep(min(left, LOOK_SEC))
+            time.sleep(min(left, POLL_SEC))
 
     def _wait_in_the_triggerer(self, job_id: str, place: Place) -> None:
         trigger = SpecbatchTrigger(

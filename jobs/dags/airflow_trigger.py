@@ -47,7 +47,7 @@ class SpecbatchTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         hook, watch = SpecbatchHook(self.conn_id), Watch(self.job_id)
         while True:
-            standing = await asyncio.to_thread(watch.look, hook.get_conn)
+            standing = await asyncio.to_thread(watch.poll, hook.get_conn)
             if standing is not None and standing.is_final:
                 yield TriggerEvent({"job_id": self.job_id, "state": str(standing.state)})
                 return

@@ -95,7 +95,7 @@ class Watch:
     patience_sec: float = PATIENCE_SEC
     _blind_since: float | None = field(default=None, init=False)
 
-    def look(self, client: Callable[[], JobClient]) -> Standing | None:
+    def poll(self, client: Callable[[], JobClient]) -> Standing | None:
         """The job's state; None during an outage. Raises `StoreError` when that lasts too long."""
         try:
             standing = client().poll(self.job_id)
@@ -120,7 +120,7 @@ def wait(
     """Poll until the job has ended. `pause` waits, and raises to end the waiting."""
     watch = Watch(job_id)
     while True:
-        standing = watch.look(lambda: client)
+        standing = watch.poll(lambda: client)
         if standing is not None and standing.is_final and not revive(client, standing, place):
             return client.outcome(job_id)
         pause(poll_sec)

@@ -19,7 +19,7 @@ from specbatch.schemas.errors import SpecbatchError
 
 log = logging.getLogger(__name__)
 
-LOOK_SEC = 5.0  # the longest pause: files change, and runs end that others wait for
+POLL_SEC = 5.0  # the longest pause: files change, and runs end that others wait for
 
 
 class Rounds:
@@ -35,7 +35,7 @@ class Rounds:
 
         A schedule that fails does not delay the others.
         """
-        wait = LOOK_SEC
+        wait = POLL_SEC
         try:
             schedules = self._folder.schedules()
         except SpecbatchError as error:
@@ -78,4 +78,4 @@ def run_beat(
     def scheduler(**kwargs: Any) -> ScheduleBeat:
         return ScheduleBeat(Rounds(folder, ticker, clock), **kwargs)
 
-    Service(app, max_interval=LOOK_SEC, scheduler_cls=scheduler).start()
+    Service(app, max_interval=POLL_SEC, scheduler_cls=scheduler).start()

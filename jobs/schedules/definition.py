@@ -276,10 +276,10 @@ class Folder:
             del self._stamps[gone]
             self._schedules.pop(gone, None)
         for file in files:
-            self._look(file)
+            self._refresh(file)
         return list({s.name: s for s in reversed(list(self._schedules.values()))}.values())[::-1]
 
-    def _look(self, file: Path) -> None:
+    def _refresh(self, file: Path) -> None:
         try:
             found = file.stat()
         except OSError:  # deleted meanwhile

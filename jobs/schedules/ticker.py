@@ -92,7 +92,7 @@ def utc(at: float) -> str:
 
 
 @dataclass(slots=True)
-class _Look:
+class _LastCheck:
     """A ticker's last check of a schedule."""
 
     timing: str
@@ -111,7 +111,7 @@ class Ticker:
     client: Client
     clock: Callable[[], float]
     check: Callable[[JobSpec], None] = lambda _spec: None  # raises `UsageError` for a wrong job
-    _looks: dict[str, _Look] = field(default_factory=dict, compare=False)  # by schedule
+    _checks: dict[str, _LastCheck] = field(default_factory=dict, compare=False)  # by schedule
 
     def tick(self, schedule: Schedule, since: float | None = None) -> list[ScheduleRun]:
         """Do what is due. Returns the rows that were written. Raises `StoreError`.
@@ -119,14 +119,14 @@ class Ticker:
         A schedule that was never checked begins now, or at `since`.
         """
         now = self.clock()
-        look = self._look(schedule, now if since is None else since, now)
+        last = self._last_check(schedule, now if since is None else since, now)
         if schedule.fields.paused:
             return []
         newest = self.store.schedule_runs(schedule.name, limit=1, upto=now)
-        after = max([look.upto, *(run.logical_at for run in newest)])
+        after = max([last.upto, *(run.logical_at for run in newest)])
         due = due_times(schedule.times.after(after), now)
         decided = list(self._decide(schedule, due, now))
-        look.upto = now
+        last.upto = now
         return [*decided, *self._work_off(schedule)]
 
     def run_at(self, schedule: Schedule, logical_at: float) -> list[ScheduleRun]:
@@ -157,38 +157,38 @@ class Ticker:
         return None if schedule.fields.paused else next(schedule.times.after(self.clock()), None)
 
     # --- since when -------------------------------------------------------------------------
-    def _look(self, schedule: Schedule, since: float, now: float) -> _Look:
+    def _last_check(self, schedule: Schedule, since: float, now: float) -> _LastCheck:
         """The last check of a schedule with its present timing. A new timing is noted, and its
         times count from `since` on.
 
         So a changed or formerly paused schedule misses no times that it did not have.
         """
         begin = self._seen_since(schedule, now)
-        look = self._looks.get(schedule.name)
-        if look is not None and look.upto > now:
-            look = None  # a clock that was ahead: the store says more
-        if look is not None and look.timing == schedule.timing:
+        last = self._checks.get(schedule.name)
+        if last is not None and last.upto > now:
+            last = None  # a clock that was ahead: the store says more
+        if last is not None and last.timing == schedule.timing:
             # The file here is unchanged, so a newest row with other times is another process's.
             if begin is not None:
-                look.upto = min(look.upto, begin)
-            elif not look.is_told:
-                look.is_told = True
+                last.upto = min(last.upto, begin)
+            elif not last.is_told:
+                last.is_told = True
                 log.warning(
                     "schedule %s runs with other times elsewhere, here it is %s: give all "
                     "schedulers the same file",
                     schedule.name,
                     schedule.timing,
                 )
-            return look
+            return last
         if begin is None:
             # Between two seconds, where no time of a schedule can be.
             at = math.floor(since) + 0.5
             seen = ScheduleRun(schedule.name, at, RunState.SEEN, reason=schedule.timing)
             self.store.note_schedule_run(seen)
             begin = self._seen_since(schedule, now)
-        look = _Look(schedule.timing, since if begin is None else begin)
-        self._looks[schedule.name] = look
-        return look
+        last = _LastCheck(schedule.timing, since if begin is None else begin)
+        self._checks[schedule.name] = last
+        return last
 
     def _seen_since(self, schedule: Schedule, now: float) -> float | None:
         """Rows that a fast clock wrote do not count before their time has come."""

@@ -16,7 +16,7 @@ from specbatch.pipeline.inputs.rows import RowChecker
 from specbatch.pipeline.inputs.sources import open_source
 from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.pipeline.outputs.outputs import OutputWriter
-from specbatch.pipeline.storage.objects import FIRST_LOOK_SEC, Objects
+from specbatch.pipeline.storage.objects import ASKED_RETRY_SEC, Objects
 from specbatch.schemas.errors import InputError, ObjectError
 from specbatch.schemas.spec import JobSpec
 
@@ -47,7 +47,7 @@ def check_job(
     An output that belongs to a job is refused unless `is_mine` accepts that job's id.
     Writes nothing.
     """
-    objects = Objects(s3_endpoint_url, s3_retry_sec=FIRST_LOOK_SEC)
+    objects = Objects(s3_endpoint_url, s3_retry_sec=ASKED_RETRY_SEC)
     verifier = inspect_model(spec.verifier)
     check_weights(spec.engine.verifier_weights)
     if spec.proposer:

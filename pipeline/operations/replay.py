@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from specbatch.pipeline.engines.contract import Completion, ModelFolder, Request
 from specbatch.pipeline.engines.exact.recheck import Difference
-from specbatch.pipeline.engines.exact.replayer import Looked, Replayer
+from specbatch.pipeline.engines.exact.replayer import Comparison, Replayer
 from specbatch.pipeline.engines.models.fingerprint import fingerprint_of
 from specbatch.pipeline.engines.models.model_folder import config_and_weights_sha256
 from specbatch.pipeline.inputs.tokenizer import TextTokenizer
@@ -88,12 +88,12 @@ class Replays:
                 yield Replayed(skipped=_OUT_OF_REACH)
                 continue
             try:
-                yield self._look(kept, kept.record)
+                yield self._compare(kept, kept.record)
             except ObjectError as error:
                 out_of_reach = error.passing
                 yield Replayed(skipped=_OUT_OF_REACH if out_of_reach else "its prompt is gone")
 
-    def _look(self, kept: KeptCompletion, record: CompletionRecord) -> Replayed:
+    def _compare(self, kept: KeptCompletion, record: CompletionRecord) -> Replayed:
         if any(token < 0 for token in record.token_ids):
             return Replayed(skipped="its tokens are not kept")
         if (other := self._of_another_model(record)) is not None:
@@ -106,10 +106,10 @@ class Replays:
         findings = list(_of_input(record, row, request))
         if not is_replayable(self._spec, request):
             return Replayed(findings=findings, skipped="it was decided by a ratio test")
-        looked = self._replayer.look(request, record.token_ids, record.finish_reason)
-        if looked is None:
+        compared = self._replayer.replay(request, record.token_ids, record.finish_reason)
+        if compared is None:
             return Replayed(findings=findings, skipped="it does not fit the KV cache here")
-        findings += self._found(record, looked)
+        findings += self._found(record, compared)
         text = self._text(record, row)
         if text != record.text:
             what = f"{_name(record)} has a text that its tokens do not make"
@@ -117,11 +117,11 @@ class Replays:
         note = class_note(record.numeric_class, self._replayer.numeric_class)
         return Replayed(len(record.token_ids), findings, note=note)
 
-    def _found(self, record: CompletionRecord, looked: Looked) -> Iterator[Finding]:
-        for difference in looked.differences:
+    def _found(self, record: CompletionRecord, compared: Comparison) -> Iterator[Finding]:
+        for difference in compared.differences:
             yield self._difference(record, difference)
-        if looked.ending is not None:
-            what = f"{_name(record)} {looked.ending}"
+        if compared.ending is not None:
+            what = f"{_name(record)} {compared.ending}"
             yield _finding(FindingKind.ENDING, record, what)
 
     def _difference(self, record: CompletionRecord, found: Difference) -> Finding:

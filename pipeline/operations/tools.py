@@ -129,6 +129,6 @@ def make_exporter(settings: Settings, store: Store) -> Exporter:
 
 def _objects(settings: Settings) -> Objects:
     """For commands that a person waits for: an S3 that does not answer is reported in seconds."""
-    from specbatch.pipeline.storage.objects import FIRST_LOOK_SEC, Objects
+    from specbatch.pipeline.storage.objects import ASKED_RETRY_SEC, Objects
 
-    return Objects.of_settings(settings, FIRST_LOOK_SEC)
+    return Objects.of_settings(settings, ASKED_RETRY_SEC)

@@ -26,7 +26,7 @@ from specbatch.schemas.records import CompletionRecord, RejectedRow
 NO_WORDS = "its words are not kept"
 
 
-class Everything:
+class TextPolicy:
     """Keeps everything."""
 
     is_full = True
@@ -55,7 +55,7 @@ class Everything:
         return said if isinstance(error, SpecbatchError) else f"{type(error).__name__}: {said}"
 
 
-class Redacted(Everything):
+class Redacted(TextPolicy):
     """Keeps texts with marks in place of personal data."""
 
     is_full = False
@@ -131,7 +131,7 @@ class HashOnly(Redacted):
         return f"{type(error).__name__} ({NO_WORDS})"
 
 
-EVERYTHING = Everything()
+KEEP_ALL = TextPolicy()
 
 
 class Decoder(Protocol):
@@ -143,18 +143,18 @@ class Decoder(Protocol):
 
 
 def kept_records(
-    keeper: Everything,
+    policy: TextPolicy,
     records: Sequence[CompletionRecord],
     tokenizer: Decoder,
     texts: Sequence[str] | None = None,
 ) -> Sequence[CompletionRecord]:
     """Completions as the store keeps them. `texts`, if known, are those of all their tokens."""
-    if keeper.is_full:
+    if policy.is_full:
         return records
     if texts is None:
         texts = tokenizer.decode_batch([record.token_ids for record in records])
     return [
-        keeper.record(record, whole, tokenizer.decode)
+        policy.record(record, whole, tokenizer.decode)
         for record, whole in zip(records, texts, strict=True)
     ]
 

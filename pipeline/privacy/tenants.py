@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from specbatch.pipeline.privacy.redactor import Redactor, presidio_finder
-from specbatch.pipeline.privacy.retention import EVERYTHING, Everything, HashOnly, Redacted
+from specbatch.pipeline.privacy.retention import KEEP_ALL, HashOnly, Redacted, TextPolicy
 from specbatch.schemas.encryption import SETTING, Cipher
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.privacy import SEALED, PrivacyMode
@@ -36,8 +36,8 @@ class Privacy:
         self._default = default
         self.redactor = redactor or Redactor()
         self.cipher = cipher
-        self._keepers = {
-            PrivacyMode.FULL: EVERYTHING,
+        self._policies = {
+            PrivacyMode.FULL: KEEP_ALL,
             PrivacyMode.REDACTED: Redacted(self.redactor, self._hashed),
             PrivacyMode.HASH_ONLY: HashOnly(self.redactor, self._hashed),
         }
@@ -64,13 +64,13 @@ class Privacy:
         Raises `UsageError` if the mode needs a key and none is set.
         """
         mode = self.mode_of(job.tenant)
-        keeper = self._keeper(job.tenant, mode)
-        if keeper.is_full:
+        policy = self._policy(job.tenant, mode)
+        if policy.is_full:
             return job
         return replace(
             job,
-            name=keeper.words(job.name),
-            spec=_shown(job.spec, keeper, self.redactor),
+            name=policy.words(job.name),
+            spec=_shown(job.spec, policy, self.redactor),
             sealed_spec=json.dumps(dict(job.spec), sort_keys=True),
             spec_digest=self._hashed(job.spec_digest, "spec"),  # a short spec could be guessed
             idempotency_key=self.idempotency_key(job.tenant, job.idempotency_key),
@@ -84,14 +84,14 @@ class Privacy:
         return self._hashed(f"{tenant}\0{key}", "idempotency key")
 
     # --- for workers ------------------------------------------------------------------------
-    def keeper(self, job: JobRow) -> Everything:
+    def text_policy(self, job: JobRow) -> TextPolicy:
         """The policy for the job's texts. Raises `UsageError` if it needs a missing key."""
-        return self._keeper(job.tenant, job.privacy)
+        return self._policy(job.tenant, job.privacy)
 
     def check(self, job: JobRow) -> None:
         """Check the privacy of a job before its input is read. Raises `UsageError`, also if the
         submitter's settings keep more of the tenant's texts than the settings here."""
-        self.keeper(job)
+        self.text_policy(job)
         here = self.mode_of(job.tenant)
         if here.strictness > job.privacy.strictness:
             raise UsageError(
@@ -102,26 +102,26 @@ class Privacy:
 
     def words(self, job: JobRow, message: str) -> str:
         """The part of a message about the job that may be stored. Needs no key."""
-        return self._keepers[job.privacy].words(message)
+        return self._policies[job.privacy].words(message)
 
     def row_id(self, job: JobRow, row_id: str) -> str:
         """The row id as the store has it, for an id that was read from a file."""
-        return self.keeper(job).row_id(row_id)
+        return self.text_policy(job).row_id(row_id)
 
     def error(self, job: JobRow | None, error: BaseException) -> str:
         """The part of an error that may be stored and logged. `job`: None if unknown."""
         mode = PrivacyMode.HASH_ONLY if job is None else job.privacy
         if job is None and not self.is_anybody_private:
             mode = PrivacyMode.FULL
-        return self._keepers[mode].error(error)
+        return self._policies[mode].error(error)
 
-    def _keeper(self, tenant: str, mode: PrivacyMode) -> Everything:
+    def _policy(self, tenant: str, mode: PrivacyMode) -> TextPolicy:
         if self.cipher is None and not mode.is_full:
             raise UsageError(
                 f"texts of tenant {tenant!r} are kept {mode}, which needs {SETTING}: set the same "
                 "one for submitters and for every worker"
             )
-        return self._keepers[mode]
+        return self._policies[mode]
 
     def _hashed(self, text: str, about: str) -> str:
         assert self.cipher is not None, "only modes that need a key hash"
@@ -131,7 +131,7 @@ class Privacy:
 NOBODY_PRIVATE = Privacy()
 
 
-def _shown(spec: Mapping[str, Any], keeper: Everything, redactor: Redactor) -> dict[str, Any]:
+def _shown(spec: Mapping[str, Any], policy: TextPolicy, redactor: Redactor) -> dict[str, Any]:
     """A spec without the tenant's private parts: texts, tags and token ids."""
     shown = {
         name: value if name in _SHOWN else _marked(value, redactor) for name, value in spec.items()
@@ -139,11 +139,11 @@ def _shown(spec: Mapping[str, Any], keeper: Everything, redactor: Redactor) -> d
     asked = spec.get("sampling") or {}
     sampling = dict(shown.get("sampling") or {})
     sampling |= {name: [] for name in _TOKEN_FIELDS if name in sampling}
-    sampling["stop"] = [keeper.tag(text) for text in asked.get("stop") or ()]
+    sampling["stop"] = [policy.tag(text) for text in asked.get("stop") or ()]
     speculation = dict(shown.get("speculation") or {})
     for name in _BY_TAG:
         pairs = (spec.get("speculation") or {}).get(name) or ()
-        speculation[name] = [[keeper.tag(tag), value] for tag, value in pairs]
+        speculation[name] = [[policy.tag(tag), value] for tag, value in pairs]
     return {**shown, "sampling": sampling, "speculation": speculation, SEALED: True}
 
 

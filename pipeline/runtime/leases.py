@@ -25,7 +25,7 @@ from specbatch.schemas.refusals import is_news
 
 log = logging.getLogger(__name__)
 
-LOOK_SEC = 1.0  # between two checks whether jobs in work must stop
+CHECK_SEC = 1.0  # between two checks whether jobs in work must stop
 _LATE_SEC = 0.05  # the store's clock may be behind ours: check a passed deadline so often ...
 _MOST_LATE_SEC = 5.0  # ... for so long
 
@@ -69,11 +69,11 @@ class LeaseKeeper:
     It checks whether jobs must stop more often than that, and at once when a deadline passes.
     """
 
-    def __init__(self, store: Store, lease_sec: float, look_sec: float = LOOK_SEC) -> None:
+    def __init__(self, store: Store, lease_sec: float, check_sec: float = CHECK_SEC) -> None:
         self._beside: list[Callable[[], None]] = []
         self._store = store
         self._lease_sec = lease_sec
-        self._look_sec = look_sec
+        self._check_sec = check_sec
         self._held: dict[Lease, Held] = {}
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -157,7 +157,7 @@ class LeaseKeeper:
             if entry.split_wanted and not asked:
                 entry.on_split_wanted()
 
-    def look(self) -> None:
+    def check_cancelled(self) -> None:
         """Ask now which jobs in work must stop, and stop the work on them."""
         with self._lock:
             held = dict(self._held)
@@ -187,12 +187,12 @@ class LeaseKeeper:
                     self.beat()
                     for beside in self._beside:
                         beside()
-                self.look()
+                self.check_cancelled()
             except Exception:  # the next one may succeed; without any, all leases would expire
                 log.exception("heartbeat failed, leases may expire")
 
     def _wait_sec(self, beat_at: float) -> float:
-        wait = min(self._look_sec, beat_at - time.monotonic())
+        wait = min(self._check_sec, beat_at - time.monotonic())
         with self._lock:
             deadlines = [
                 held.deadline_at

@@ -16,7 +16,7 @@ from specbatch.schemas.presence import WorkerProcess
 
 log = logging.getLogger(__name__)
 
-LOOK_SEC = 0.5  # between two checks for a change
+POLL_SEC = 0.5  # between two checks for a change
 AGAIN_SEC = 10.0  # between two attempts to tell a store that refused
 
 
@@ -55,7 +55,7 @@ class Presence:
 
     def _run(self) -> None:
         tell_at, told = time.monotonic(), None  # whether it can take messages, as last reported
-        while not self._stop.wait(LOOK_SEC):
+        while not self._stop.wait(POLL_SEC):
             trouble = self._trouble()
             if time.monotonic() < tell_at and told == (trouble is None):
                 continue

@@ -17,7 +17,7 @@ from specbatch.pipeline.ledger import rules
 from specbatch.pipeline.ledger.contract import MOST_JOBS, Store
 from specbatch.pipeline.outputs.names import LISTED, MANIFEST, begin_with, is_written, owner_of
 from specbatch.pipeline.storage.history_files import delete_histories
-from specbatch.pipeline.storage.objects import FIRST_LOOK_SEC, Objects, join, tidy
+from specbatch.pipeline.storage.objects import ASKED_RETRY_SEC, Objects, join, tidy
 from specbatch.pipeline.storage.workspace import delete_own
 from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.errors import ObjectError, UsageError
@@ -46,7 +46,7 @@ class Purger:
     @classmethod
     def of_settings(cls, settings: Settings, store: Store) -> Purger:
         """Needs no key: it reads nothing."""
-        return cls(store, Objects.of_settings(settings, FIRST_LOOK_SEC), settings.retention_days)
+        return cls(store, Objects.of_settings(settings, ASKED_RETRY_SEC), settings.retention_days)
 
     def due(
         self,

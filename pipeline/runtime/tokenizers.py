@@ -80,7 +80,7 @@ class Tokenizers:
         if wanted is not None and (known := self._kept.find(wanted)) is not None:
             return known
         load = partial(self._load, str(folder.path))
-        look, tokenizer = unchanged(folder.ref, folder.path, load)
-        if look.fingerprint.text != wanted:
+        snapshot, tokenizer = unchanged(folder.ref, folder.path, load)
+        if snapshot.fingerprint.text != wanted:
             raise ModelChangedError(f"the tokenizer of model `{folder.ref}` has just changed")
         return tokenizer if wanted is None else self._kept.get(wanted, lambda: tokenizer)

@@ -37,7 +37,7 @@ class WorkStealer:
     def __init__(
         self,
         store: Store,
-        keeper: LeaseKeeper,
+        lease_keeper: LeaseKeeper,
         model: str,
         owner: str,
         interval_sec: float,
@@ -46,7 +46,7 @@ class WorkStealer:
         """`serves` returns the models this process verifies with, or None while these are unknown.
         Without it the process may verify any job."""
         self._store = store
-        self._keeper = keeper
+        self._lease_keeper = lease_keeper
         self._model = model
         self._owner = owner
         self._interval_sec = interval_sec
@@ -64,7 +64,7 @@ class WorkStealer:
 
     def ask(self) -> bool:
         """Whether a busy worker was asked now."""
-        if self._keeper.holds(Stage.VERIFY):
+        if self._lease_keeper.holds(Stage.VERIFY):
             return False
         serves = None if self._serves is None else self._serves()
         if self._serves is not None and serves is None:

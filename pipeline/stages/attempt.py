@@ -76,7 +76,7 @@ def attempt_on_device(
 
 def begin(context: StageContext, held: Held, job: JobRow, work: GroupWork | None = None) -> None:
     """The job is known: watch its deadline, and note in the span whose work it is."""
-    context.keeper.watch_deadline(held, job.deadline_at)
+    context.lease_keeper.watch_deadline(held, job.deadline_at)
     spans.begun(held.span, held.lease.stage, job, work)
 
 
@@ -90,7 +90,7 @@ def attempt(
     try:
         with (
             context.tracing.attempt(lease) as span,
-            context.keeper.hold(lease, on_cancel, span) as held,
+            context.lease_keeper.hold(lease, on_cancel, span) as held,
         ):
             yield held
     except FencedError as error:

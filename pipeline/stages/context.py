@@ -76,7 +76,7 @@ class StageContext:
 
     store: Store
     objects: Objects
-    keeper: LeaseKeeper
+    lease_keeper: LeaseKeeper
     enqueue: Enqueue
     owner: str  # the name under which this process claims
     lease_sec: float

@@ -117,11 +117,11 @@ def _store_groups(
         return Stage.PROPOSE if context.drafting.proposes(job, spec, index) else Stage.VERIFY
 
     groups = write_groups(context.objects, job, batch, first_stage, writers)
-    keeper = context.privacy.keeper(job)
-    if not keeper.is_full:
+    text_policy = context.privacy.text_policy(job)
+    if not text_policy.is_full:
         for planned in batch:
             put_rejected(context.objects, job, planned.rejected)
-    rejected = [keeper.rejected(row) for planned in batch for row in planned.rejected]
+    rejected = [text_policy.rejected(row) for planned in batch for row in planned.rejected]
     last = batch[-1]
     context.store.add_groups(lease, groups, rejected, last.next_row, last.cursor, from_row)
     for group in groups:

@@ -62,12 +62,12 @@ def _submit(
 ) -> Ticket:
     decode = context.decode(job)
     cap = context.tenant_depths.get(job.tenant)
-    keeper = context.privacy.keeper(job)
+    text_policy = context.privacy.text_policy(job)
     requests = [
         ahead(request, length)
         for row in rows
         if not goes_without_models(spec, row)
-        for request in requests_of(job.job_id, spec, row, decode, tenant_cap=cap, kept=keeper)
+        for request in requests_of(job.job_id, spec, row, decode, tenant_cap=cap, kept=text_policy)
         if request.max_depth != 0  # nobody would verify it
     ]
     return host.service(spec.engine.of_proposer()).submit(job.job_id, requests)

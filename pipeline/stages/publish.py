@@ -103,7 +103,7 @@ def _write(
             decode=context.decode(job),
             info=_info(job, spec, store.log_head(job.job_id)),
             beside=left.files if left is not None else (),
-            still_mine=partial(context.keeper.confirm, held),
+            still_mine=partial(context.lease_keeper.confirm, held),
         )
     state, error = final_state(job, progress)
     error = error or (left.problem if left is not None else None)

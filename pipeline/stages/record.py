@@ -35,7 +35,7 @@ def record(context: StageContext, job_id: str, index: int) -> None:
         done = with_text(records, texts, rows, spec, tokenizer.decode)
         due = store.commit_group(
             work.lease,
-            kept_records(context.privacy.keeper(job), done, tokenizer, texts),
+            kept_records(context.privacy.text_policy(job), done, tokenizer, texts),
             StageTiming(0.0, time.monotonic() - begun),
             group_report(records) | read_measured(results),
         )

@@ -12,7 +12,7 @@ from specbatch.pipeline.engines.exact.proposers.history import History
 from specbatch.pipeline.policy.costs.controls import weight
 from specbatch.pipeline.policy.costs.pricing import cost_units
 from specbatch.pipeline.policy.depth import depth_cap
-from specbatch.pipeline.privacy.retention import EVERYTHING, Everything
+from specbatch.pipeline.privacy.retention import KEEP_ALL, TextPolicy
 from specbatch.pipeline.stages.text_stop import Decode, TextStop, text_before_stop
 from specbatch.pipeline.storage.artefacts import DraftBlock
 from specbatch.schemas.provenance import TICKS_PER_SEC
@@ -34,7 +34,7 @@ def requests_of(
     history: History | None = None,
     tenant_cap: int | None = None,
     tag_models: Mapping[str, str] = NO_TAG_MODELS,
-    kept: Everything = EVERYTHING,
+    kept: TextPolicy = KEEP_ALL,
 ) -> list[Request]:
     """One request per sample of a row; `decode` is called only where there are stop strings.
 

@@ -180,9 +180,11 @@ def _requests(context: StageContext, host: Engines, group: _Group) -> list[list[
     history = context.drafting.history(job) if uses_history(spec) else None
     cap = context.tenant_depths.get(job.tenant)
     tag_models = host.tag_models(spec.speculation)
-    keeper = context.privacy.keeper(job)
+    text_policy = context.privacy.text_policy(job)
     return [
-        requests_of(job.job_id, spec, row, decode, group.drafts, history, cap, tag_models, keeper)
+        requests_of(
+            job.job_id, spec, row, decode, group.drafts, history, cap, tag_models, text_policy
+        )
         for row in group.rows
     ]
 
@@ -239,7 +241,7 @@ def _keep_finished(context: StageContext, group: _Group) -> None:
     texts = tokenizer.decode_batch([record.token_ids for record in records])
     records = with_text(records, texts, group.rows, group.spec, tokenizer.decode)
     report = group_report(records) | put_kept(context.objects, job, lease, records)
-    kept = kept_records(context.privacy.keeper(job), records, tokenizer)
+    kept = kept_records(context.privacy.text_policy(job), records, tokenizer)
     keep = partial(context.store.keep_part, lease, kept, context.device_time(tickets), report)
     context.timing.commit(lease, keep)
     context.enqueue_publish(lease.job_id)

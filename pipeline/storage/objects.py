@@ -27,7 +27,7 @@ from specbatch.schemas.settings import Settings
 
 CHUNK_BYTES = 4 << 20
 PROBE_BYTES = 4 << 20  # what a group's results seldom exceed
-FIRST_LOOK_SEC = 10.0  # how long S3 may fail while a user waits for an answer
+ASKED_RETRY_SEC = 10.0  # how long S3 may fail while a user waits for an answer
 
 
 class Objects:

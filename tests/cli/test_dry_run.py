@@ -59,8 +59,8 @@ def test_a_plan_of_wrong_input_is_refused(cli: Any, job: Any) -> None:
 def test_an_s3_out_of_reach_is_told_in_seconds(
     cli: Any, job: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert preflight.FIRST_LOOK_SEC <= 10
-    monkeypatch.setattr(preflight, "FIRST_LOOK_SEC", 0.5)
+    assert preflight.ASKED_RETRY_SEC <= 10
+    monkeypatch.setattr(preflight, "ASKED_RETRY_SEC", 0.5)
     refused = cli("submit-job", *job, "--dry-run", "--input", "s3://bucket/in.parquet")
     assert refused.code == 2
     assert "cannot look at s3://bucket/in.parquet" in refused.complaint

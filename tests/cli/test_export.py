@@ -151,8 +151,8 @@ def test_an_export_to_s3(cli: Any, ended: str, s3: S3, monkeypatch: pytest.Monke
 def test_an_s3_out_of_reach_is_told_in_seconds(
     cli: Any, ended: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert objects.FIRST_LOOK_SEC <= 10
-    monkeypatch.setattr(objects, "FIRST_LOOK_SEC", 0.5)
+    assert objects.ASKED_RETRY_SEC <= 10
+    monkeypatch.setattr(objects, "ASKED_RETRY_SEC", 0.5)
     done = cli("export", ended, "--what", "costs", "--to", "s3://bucket/x.parquet")
     assert done.code == 2
     assert "export s3://bucket/x.parquet cannot be used" in done.complaint

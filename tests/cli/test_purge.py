@@ -209,8 +209,8 @@ def test_files_that_are_left_and_cannot_be_listed_keep_nobody_waiting(
 def test_an_s3_out_of_reach_is_told_in_seconds(
     cli: Cli, done: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert purge.FIRST_LOOK_SEC <= 10
-    monkeypatch.setattr(purge, "FIRST_LOOK_SEC", 0.5)
+    assert purge.ASKED_RETRY_SEC <= 10
+    monkeypatch.setattr(purge, "ASKED_RETRY_SEC", 0.5)
     store = open_store(f"sqlite:///{done}/work/specbatch.db", clock=Clock())
     ended(store, "far", workspace_uri="s3://bucket/far")
     store.close()

@@ -48,7 +48,7 @@ def with_one_failing_row(folder: Path, pair: TinyPair, row: int) -> str:
         work = store.claim_group(job_id, row, Stage.VERIFY, "w", 60.0)
         assert work is not None
         store.release(work.lease, REASON)
-    worker.keeper.close()
+    worker.lease_keeper.close()
     store.close()
     return job_id
 

@@ -202,14 +202,14 @@ def test_a_store_that_is_away_for_a_while_is_waited_for(client: JobClient, site:
         raise StoreError("out of reach")
 
     for now[0] in (0.0, 9.0):
-        assert watch.look(away) is None
+        assert watch.poll(away) is None
     now[0] = 9.5
-    assert watch.look(lambda: client) == Standing(job, JobState.QUEUED)
+    assert watch.poll(lambda: client) == Standing(job, JobState.QUEUED)
     for now[0] in (10.0, 19.0):  # a new outage
-        assert watch.look(away) is None
+        assert watch.poll(away) is None
     now[0] = 20.0
     with pytest.raises(StoreError):
-        watch.look(away)
+        watch.poll(away)
 
 
 def test_words_for_partial_are_checked() -> None:

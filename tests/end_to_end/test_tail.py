@@ -55,8 +55,8 @@ class Busy:
         self.engine = Reined(model.vocab_size, model.context_tokens, host.load())
         self.service = EngineService(lambda: self.engine)
         host.service = lambda _: self.service
-        self.keeper = site.keeper()
-        self.context = site.worker("busy", host, self.keeper)
+        self.lease_keeper = site.lease_keeper()
+        self.context = site.worker("busy", host, self.lease_keeper)
         self.thread = threading.Thread(target=verify, args=(self.context, job_id, 0), daemon=True)
 
     def begin(self) -> None:
@@ -131,14 +131,14 @@ def wait_for_cut(site: Site) -> None:
 def test_an_idle_worker_takes_half_of_what_a_busy_one_has_not_begun(
     site: Site, busy: Busy, undisturbed: Outcome
 ) -> None:
-    keeper = site.keeper()
-    helper = WorkStealer(site.store, keeper, site.model, "idle", 1.0)
-    idle = site.worker("idle", site.host(), keeper)
+    lease_keeper = site.lease_keeper()
+    helper = WorkStealer(site.store, lease_keeper, site.model, "idle", 1.0)
+    idle = site.worker("idle", site.host(), lease_keeper)
     job_id = job_of(site)
     assert helper.ask()
     assert not helper.ask(), "it was asked already"
-    busy.keeper.beat()
-    busy.keeper.beat()  # asked once, whatever the number of heartbeats
+    busy.lease_keeper.beat()
+    busy.lease_keeper.beat()  # asked once, whatever the number of heartbeats
     busy.go_on()
     wait_for_cut(site)
     first = found(site.store.prompts_of(job_id, FIRST_SPLIT_INDEX))
@@ -148,7 +148,7 @@ def test_an_idle_worker_takes_half_of_what_a_busy_one_has_not_begun(
     assert site.store.progress(job_id).groups_done == 0
     assert helper.ask(), "its first part may be cut again"
     while cuts(site) < 2:
-        busy.keeper.beat()
+        busy.lease_keeper.beat()
         busy.go_on()
     second = found(site.store.prompts_of(job_id, FIRST_SPLIT_INDEX + 1))
     assert second.row_start + second.rows == first.row_start
@@ -172,7 +172,7 @@ def test_rows_stay_where_they_are_if_the_store_cannot_be_told(
 
     monkeypatch.setattr(site.store, "split_group", refuse)
     assert site.store.ask_for_split(site.model, "idle") is not None
-    busy.keeper.beat()
+    busy.lease_keeper.beat()
     busy.go_on()
     assert told.wait(WAIT_SEC)
     busy.end()
@@ -187,7 +187,7 @@ def test_who_lost_the_group_meanwhile_gives_nothing_back(
 ) -> None:
     job_id = job_of(site)
     assert site.store.ask_for_split(site.model, "idle") is not None
-    busy.keeper.beat()
+    busy.lease_keeper.beat()
     site.clock.advance(LEASE_SEC)
     idle = site.worker("idle", site.host())
     verify(idle, job_id, 0)
@@ -204,7 +204,7 @@ def test_all_that_is_begun_stays(site: Site, busy: Busy) -> None:
     while busy.engine.unstarted():
         busy.go_on()
     assert site.store.ask_for_split(site.model, "idle") is not None
-    busy.keeper.beat()
+    busy.lease_keeper.beat()
     busy.end()
     assert site.store.progress(job_id).groups_total == 1
 
@@ -216,15 +216,15 @@ def test_only_who_verifies_nothing_asks() -> None:
     ingest(store, groups=2)
     lease = claim(store, 0, owner="busy").lease
     mine = claim(store, 1, owner="idle").lease
-    keeper = LeaseKeeper(store, LEASE_SEC * 1000)
-    helper = WorkStealer(store, keeper, "big", "idle", 1.0)
-    with keeper.hold(mine):
-        assert keeper.holds(Stage.VERIFY)
+    lease_keeper = LeaseKeeper(store, LEASE_SEC * 1000)
+    helper = WorkStealer(store, lease_keeper, "big", "idle", 1.0)
+    with lease_keeper.hold(mine):
+        assert lease_keeper.holds(Stage.VERIFY)
         assert not helper.ask()
     assert helper.ask()
     assert store.heartbeat([lease], LEASE_SEC).split_wanted == {lease}
     helper.close()
-    keeper.close()
+    lease_keeper.close()
 
 
 def test_a_holder_hears_it_once_each_time_it_is_asked() -> None:
@@ -232,26 +232,26 @@ def test_a_holder_hears_it_once_each_time_it_is_asked() -> None:
     store = sqlite_store(clock)
     ingest(store, groups=1)
     lease = claim(store, 0, owner="busy").lease
-    keeper = LeaseKeeper(store, LEASE_SEC * 1000)
+    lease_keeper = LeaseKeeper(store, LEASE_SEC * 1000)
     heard: list[str] = []
-    with keeper.hold(lease) as held:
-        keeper.beat()
+    with lease_keeper.hold(lease) as held:
+        lease_keeper.beat()
         store.ask_for_split("big", "idle")
-        keeper.beat()
+        lease_keeper.beat()
         held.when_asked_to_split(
             lambda: heard.append("late")
         )  # it was asked before anything could be done
         assert heard == ["late"]
-        keeper.beat()
+        lease_keeper.beat()
         store.advance(
             claim_after(store, store.split_group(lease, 2)), Stage.RECORD, RESULTS, NO_TIME
         )
-        keeper.beat()
+        lease_keeper.beat()
         store.ask_for_split("big", "idle")
-        keeper.beat()
-        keeper.beat()
+        lease_keeper.beat()
+        lease_keeper.beat()
     assert heard == ["late", "late"]
-    keeper.close()
+    lease_keeper.close()
 
 
 def claim_after(store: SqlStore, index: int) -> Any:
@@ -265,7 +265,7 @@ def test_helpers_ask_in_a_thread_of_their_own_and_outlive_the_store(
     store = sqlite_store()
     ingest(store, groups=1)
     claim(store, 0, owner="busy")
-    keeper = LeaseKeeper(store, LEASE_SEC * 1000)
+    lease_keeper = LeaseKeeper(store, LEASE_SEC * 1000)
     answers: list[Exception | None] = [StoreError("away"), RuntimeError("a bug"), None]
     asked = threading.Event()
 
@@ -276,8 +276,8 @@ def test_helpers_ask_in_a_thread_of_their_own_and_outlive_the_store(
         return JOB, 0
 
     monkeypatch.setattr(store, "ask_for_split", answer)
-    helper = WorkStealer(store, keeper, "big", "idle", 0.001)
+    helper = WorkStealer(store, lease_keeper, "big", "idle", 0.001)
     helper.start()
     assert asked.wait(WAIT_SEC)
     helper.close()
-    keeper.close()
+    lease_keeper.close()

@@ -45,7 +45,7 @@ def test_a_flood_of_one_tenant_leaves_the_other_its_share(
     reader = make_worker(settings, ("ingest",), lambda _work: None)
     for job_id in jobs.values():  # both before anything is verified: nobody is there too late
         reader.run(Stage.INGEST, job_id, None)
-    reader.keeper.close()
+    reader.lease_keeper.close()
     reader.store.close()
     with embedded(settings, str(tiny_pair.verifier), None, store, concurrency=4):
         for job_id in jobs.values():

@@ -15,7 +15,7 @@ import pytest
 from specbatch.pipeline.engines.exact.host import EngineHost
 from specbatch.pipeline.engines.exact.model.loader import load_model
 from specbatch.pipeline.engines.models import fingerprint
-from specbatch.pipeline.engines.models.fingerprint import look_at, unchanged
+from specbatch.pipeline.engines.models.fingerprint import snapshot_of, unchanged
 from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.pipeline.runtime.tokenizers import Tokenizers
@@ -39,7 +39,7 @@ def made_old(folder: Path) -> None:
 
 
 def parts(folder: Path) -> dict[str, str]:
-    return dict(look_at("m", folder).fingerprint.parts)
+    return dict(snapshot_of("m", folder).fingerprint.parts)
 
 
 def rewrite(path: Path, **values: Any) -> None:
@@ -71,9 +71,9 @@ CHANGES: list[tuple[str, Callable[[Path], None]]] = [
 def test_a_change_is_seen_in_the_part_that_it_is_of(
     folder: Path, part: str, change: Callable[[Path], None]
 ) -> None:
-    before = look_at("m", folder).fingerprint
+    before = snapshot_of("m", folder).fingerprint
     change(folder)
-    after = look_at("m", folder).fingerprint
+    after = snapshot_of("m", folder).fingerprint
     assert differing(before.parts, after.parts) == [part]
     assert before.digest != after.digest
 
@@ -81,10 +81,10 @@ def test_a_change_is_seen_in_the_part_that_it_is_of(
 def test_where_it_lies_and_what_else_lies_there_does_not_count(
     folder: Path, tmp_path: Path
 ) -> None:
-    before = look_at("m", folder).fingerprint
+    before = snapshot_of("m", folder).fingerprint
     moved = shutil.copytree(folder, tmp_path / "moved")
     (moved / "README.md").write_text("read me")
-    assert look_at("n", moved).fingerprint == before
+    assert snapshot_of("n", moved).fingerprint == before
 
 
 def test_a_part_that_is_not_there_is_none(folder: Path) -> None:
@@ -105,13 +105,13 @@ def test_files_are_read_once_while_they_stay_as_they_are(
 
     monkeypatch.setattr(fingerprint, "_YOUNG_NS", -1)  # as if all of them were old
     monkeypatch.setattr(fingerprint.hashlib, "file_digest", noted)
-    first = look_at("m", folder)
+    first = snapshot_of("m", folder)
     assert "model.safetensors" in read
     read.clear()
-    assert look_at("m", folder) is first
+    assert snapshot_of("m", folder) is first
     assert read == []
     rewrite(folder / "config.json", rms_norm_eps=1e-4)
-    assert look_at("m", folder) != first
+    assert snapshot_of("m", folder) != first
     assert read == ["config.json"]
 
 
@@ -120,20 +120,20 @@ def test_a_file_of_the_same_size_and_time_is_another_by_its_inode(
 ) -> None:
     monkeypatch.setattr(fingerprint, "_YOUNG_NS", -1)
     made_old(folder)
-    before, weights = look_at("m", folder), folder / "model.safetensors"
+    before, weights = snapshot_of("m", folder), folder / "model.safetensors"
     stat = weights.stat()
     shutil.copy2(weights, other := folder / "other")
     flip(other)
     os.utime(other, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     other.replace(weights)
     assert weights.stat().st_size == stat.st_size
-    assert look_at("m", folder).fingerprint != before.fingerprint
+    assert snapshot_of("m", folder).fingerprint != before.fingerprint
 
 
 def test_a_file_that_was_just_written_is_read_at_each_look(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = look_at("m", folder)
+    before = snapshot_of("m", folder)
     stats = dict(before.stats)
 
     def coarse(path: Path) -> fingerprint.Stat:
@@ -141,7 +141,7 @@ def test_a_file_that_was_just_written_is_read_at_each_look(
 
     monkeypatch.setattr(fingerprint, "stat_of", coarse)  # a change that times do not show
     flip(folder / "model.safetensors")
-    assert look_at("m", folder).fingerprint != before.fingerprint
+    assert snapshot_of("m", folder).fingerprint != before.fingerprint
 
 
 def test_what_changes_while_it_is_loaded_is_loaded_again(folder: Path) -> None:
@@ -153,9 +153,9 @@ def test_what_changes_while_it_is_loaded_is_loaded_again(folder: Path) -> None:
             changes.pop()()
         return read
 
-    look, loaded = unchanged("m", folder, load)
+    snapshot, loaded = unchanged("m", folder, load)
     assert loaded == (folder / "model.safetensors").read_bytes()
-    assert look == look_at("m", folder)
+    assert snapshot == snapshot_of("m", folder)
 
 
 def test_what_never_stays_as_it_is_cannot_be_loaded(folder: Path) -> None:

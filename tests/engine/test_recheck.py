@@ -141,7 +141,7 @@ def test_what_was_not_chosen_is_not_looked_at(runner: ModelRunner) -> None:
 
 
 @pytest.mark.parametrize(("exactness", "looks"), [("bitwise", False), ("fast", True)])
-def test_only_engines_that_keep_no_bits_look_again(
+def test_only_engines_that_keep_no_bits_check_again(
     runner: ModelRunner, tmp_path: Path, exactness: str, looks: bool
 ) -> None:
     verifier = inspect_model(str(tiny_model("gemma2", tmp_path)))

@@ -1,4 +1,4 @@
-"""A completion looked at again: clean where it was written so, else each token with its place."""
+"""A completion replayed: clean where it was written so, else each token with its place."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def test_what_the_verifier_wrote_in_any_batch_is_its_own_choice(
     replayer: Replayer, written: list[tuple[Request, Completion]]
 ) -> None:
     for request, done in written:
-        looked = replayer.look(request, done.token_ids, done.finish_reason)
-        assert looked is not None
-        assert (list(looked.differences), looked.ending) == ([], None)
+        found = replayer.replay(request, done.token_ids, done.finish_reason)
+        assert found is not None
+        assert (list(found.differences), found.ending) == ([], None)
 
 
 def test_written_again_from_nothing_it_has_the_same_bits(
@@ -73,9 +73,9 @@ def test_a_wrong_token_is_found_at_its_place(
     for place in (0, 3, len(done.token_ids) - 1):
         tokens = list(done.token_ids)
         tokens[place] = 9 if tokens[place] != 9 else 11
-        looked = replayer.look(request, tokens, done.finish_reason)
-        assert looked is not None
-        first = looked.differences[0]
+        found = replayer.replay(request, tokens, done.finish_reason)
+        assert found is not None
+        first = found.differences[0]
         assert (first.position, first.written) == (place, tokens[place])
         assert first.decided == done.token_ids[place]
         assert not replayer.near_tie(first.margin)
@@ -85,22 +85,22 @@ def test_a_wrong_token_is_found_at_its_place(
 
 def test_what_a_ratio_test_decided_cannot_be_told(replayer: Replayer) -> None:
     sampled = Request("r", (1, 2), PARAMS, seed=0, verification=Verification.REJECTION)
-    assert replayer.look(sampled, (5, 6), FinishReason.STOP) is None
+    assert replayer.replay(sampled, (5, 6), FinishReason.STOP) is None
     greedy = replace(sampled, params=SamplingParams(max_tokens=2))
-    assert replayer.look(greedy, (5, 6), FinishReason.LENGTH) is not None
+    assert replayer.replay(greedy, (5, 6), FinishReason.LENGTH) is not None
 
 
 def test_what_does_not_fit_cannot_be_told(tiny_pair: TinyPair) -> None:
     spec = EngineSpec.model_validate({"dtype": "float32"})
     small = Replayer(inspect_model(str(tiny_pair.verifier)), spec, DeviceOptions(), 1)
     request = Request("r", tuple(range(1, 60)), GREEDY, seed=0)
-    assert small.look(request, (5,) * 60, FinishReason.LENGTH) is None
+    assert small.replay(request, (5,) * 60, FinishReason.LENGTH) is None
 
 
 def test_a_token_that_no_model_has_is_told(replayer: Replayer) -> None:
-    looked = replayer.look(Request("r", (1,), GREEDY, seed=0), (5, 9999), FinishReason.LENGTH)
-    assert looked is not None
-    assert looked.ending == "has token 9999, which is not in the model's vocabulary"
+    found = replayer.replay(Request("r", (1,), GREEDY, seed=0), (5, 9999), FinishReason.LENGTH)
+    assert found is not None
+    assert found.ending == "has token 9999, which is not in the model's vocabulary"
 
 
 def test_finer_arithmetic_has_nearer_ties() -> None:

@@ -124,7 +124,7 @@ class Shop:
         """Have its threads end. Its last word is not heard: see `Timekeeper.close`."""
         for host in worker.engines:
             host.close()
-        worker.keeper.close()
+        worker.lease_keeper.close()
         worker.knowledge.close()
 
     def _models(self) -> FakeModels:

@@ -208,17 +208,17 @@ class Slow(StandInHost):
 def test_a_fenced_attempt_is_a_span_with_an_error(site: Site, file: Path) -> None:
     tracing = open_tracing(all_of(file))
     job_id = site.submit(PROMPTS, group_size=8)
-    keeper = site.keeper()
+    lease_keeper = site.lease_keeper()
     host = site.host()
     host.__class__ = Slow
 
     def taken_over() -> None:
         site.clock.advance(2 * LEASE_SEC)
         assert site.store.claim_group(job_id, 0, Stage.VERIFY, "other:2", LEASE_SEC)
-        keeper.beat()
+        lease_keeper.beat()
 
     host.meanwhile = taken_over  # type: ignore[attr-defined]  # it is a `Slow` now
-    context = site.worker("host:1", host, keeper, tracing)
+    context = site.worker("host:1", host, lease_keeper, tracing)
     run_stage(context, Stage.INGEST, job_id, None)
     run_stage(context, Stage.VERIFY, job_id, 0)
     tracing.close()
@@ -233,16 +233,16 @@ def test_a_fenced_attempt_is_a_span_with_an_error(site: Site, file: Path) -> Non
 def test_a_stopped_job_is_an_event_and_no_error(site: Site, file: Path) -> None:
     tracing = open_tracing(all_of(file))
     job_id = site.submit(PROMPTS, group_size=8)
-    keeper = site.keeper()
+    lease_keeper = site.lease_keeper()
     host = site.host()
     host.__class__ = Slow
 
     def stopped() -> None:
         site.client.cancel(job_id)
-        keeper.look()
+        lease_keeper.check_cancelled()
 
     host.meanwhile = stopped  # type: ignore[attr-defined]  # it is a `Slow` now
-    context = site.worker("host:1", host, keeper, tracing)
+    context = site.worker("host:1", host, lease_keeper, tracing)
     run_stage(context, Stage.INGEST, job_id, None)
     run_stage(context, Stage.VERIFY, job_id, 0)
     tracing.close()

@@ -25,34 +25,34 @@ def store() -> SqlStore:
 
 
 @pytest.fixture
-def keeper(store: SqlStore) -> Iterator[LeaseKeeper]:
-    keeper = LeaseKeeper(store, LEASE_SEC)
-    yield keeper
-    keeper.close()
+def lease_keeper(store: SqlStore) -> Iterator[LeaseKeeper]:
+    lease_keeper = LeaseKeeper(store, LEASE_SEC)
+    yield lease_keeper
+    lease_keeper.close()
 
 
 @pytest.mark.parametrize(
     "error", [ModelChangedError("it has other files"), RequestCancelledError("the worker ends")]
 )
 def test_the_last_group_of_a_stopped_job_has_it_published_at_once(
-    store: SqlStore, keeper: LeaseKeeper, error: Exception
+    store: SqlStore, lease_keeper: LeaseKeeper, error: Exception
 ) -> None:
     ingest(store, groups=1)
     work, sent = claim(store, 0), list[DueWork]()
     store.request_cancel(JOB)
-    with attempt(stage_context(store, keeper, sent.append, LEASE_SEC), work.lease):
+    with attempt(stage_context(store, lease_keeper, sent.append, LEASE_SEC), work.lease):
         raise error
     assert store.get_job(JOB).stage is Stage.PUBLISH
     assert sent == [PUBLISH]
 
 
 def test_a_publication_that_fails_is_not_enqueued_at_once(
-    store: SqlStore, keeper: LeaseKeeper
+    store: SqlStore, lease_keeper: LeaseKeeper
 ) -> None:
     ingest(store, groups=0)
     work, sent = store.claim_job(JOB, Stage.PUBLISH, "me", LEASE_SEC), list[DueWork]()
     assert work is not None
-    with attempt(stage_context(store, keeper, sent.append, LEASE_SEC), work.lease):
+    with attempt(stage_context(store, lease_keeper, sent.append, LEASE_SEC), work.lease):
         raise ModelChangedError("it has other files")
     assert store.get_job(JOB).stage is Stage.PUBLISH
     assert sent == []

@@ -74,7 +74,7 @@ class Bed:
 
     def __post_init__(self) -> None:
         ingest(self.store, groups=3)
-        self.keeper = self.keep()
+        self.timekeeper = self.keep()
 
     def keep(self) -> Timekeeper:
         hosts = [cast(Engines, self.machine)]
@@ -85,7 +85,7 @@ class Bed:
         return self.store.sessions()[-1]
 
     def advance(self, lease: Lease) -> None:
-        self.keeper.commit(
+        self.timekeeper.commit(
             lease, lambda spent: self.store.advance(lease, Stage.RECORD, RESULTS, NO_TIME, spent)
         )
 
@@ -106,28 +106,28 @@ def test_time_without_work_is_idle_and_time_beside_steps_is_overhead(bed: Bed) -
     machine, lease = bed.machine, claim(bed.store, 0).lease
     machine.pass_by(100)
     ticket = FakeTicket()
-    with bed.keeper.working(Attempt.of(lease)) as tickets:
+    with bed.timekeeper.working(Attempt.of(lease)) as tickets:
         tickets.append(submitted(ticket))
         machine.pass_by(10)
         machine.step(50, ticket)
         machine.pass_by(7)
     machine.pass_by(3)
-    bed.keeper.beat()
+    bed.timekeeper.beat()
     assert (bed.session.idle, bed.session.overhead, bed.session.spent) == (103, 17, 50)
     assert bed.session.seen == bed.session.accounted == 170
 
 
 def test_a_step_that_runs_is_not_taken_for_overhead(bed: Bed) -> None:
     machine, ticket = bed.machine, FakeTicket()
-    with bed.keeper.working(Attempt(JOB, 0, 1, Stage.VERIFY)) as tickets:
+    with bed.timekeeper.working(Attempt(JOB, 0, 1, Stage.VERIFY)) as tickets:
         tickets.append(submitted(ticket))
         machine.begin_step()
         machine.pass_by(40)
-        bed.keeper.beat()
+        bed.timekeeper.beat()
         assert (bed.session.overhead, bed.session.spent, bed.session.seen) == (0, 0, 40)
         machine.pass_by(2)
         machine.end_step(ticket)
-        bed.keeper.beat()
+        bed.timekeeper.beat()
         assert (bed.session.overhead, bed.session.spent, bed.session.seen) == (0, 42, 42)
 
 
@@ -153,32 +153,32 @@ def test_an_attempt_is_told_of_once_it_has_got_on_and_no_more_after_that(bed: Be
 
     cast(Any, bed.store).report_time = listening
     lease, ticket = claim(bed.store, 0).lease, FakeTicket()
-    with bed.keeper.working(Attempt.of(lease)) as tickets:
-        bed.keeper.beat()
+    with bed.timekeeper.working(Attempt.of(lease)) as tickets:
+        bed.timekeeper.beat()
         tickets.append(submitted(ticket))
         bed.machine.step(5, ticket)
-        bed.keeper.beat()
-        bed.keeper.beat()
+        bed.timekeeper.beat()
+        bed.timekeeper.beat()
         bed.machine.step(6, ticket)
         ticket.is_over = True
         bed.advance(lease)
-    bed.keeper.beat()
+    bed.timekeeper.beat()
     assert told == [{}, {Attempt.of(lease): Ticks(verify=3, rejected=2)}, {}, {}]
     (kept,) = bed.store.time_slices()
     assert (kept.kept, kept.ticks.total) == (True, 11)
-    bed.keeper.close()
+    bed.timekeeper.close()
     assert bed.session.leased == bed.session.accounted == 11
 
 
 def test_requests_that_outlive_their_attempt_are_counted_to_their_end(bed: Bed) -> None:
     ticket, attempt = FakeTicket(), Attempt(JOB, 0, 1, Stage.VERIFY)
-    with bed.keeper.working(attempt) as tickets:
+    with bed.timekeeper.working(attempt) as tickets:
         tickets.append(submitted(ticket))
     bed.machine.step(9, ticket)
-    bed.keeper.beat()
+    bed.timekeeper.beat()
     bed.machine.step(4, ticket)
     ticket.is_over = True
-    bed.keeper.close()
+    bed.timekeeper.close()
     assert [s.ticks.total for s in bed.store.time_slices()] == [13]
     assert bed.session.leased == 13
 
@@ -187,17 +187,17 @@ def test_all_hints_for_a_job_are_one_account(bed: Bed) -> None:
     hints = Attempt(JOB, 0, HINTS, Stage.PROPOSE)
     for ticks in (5, 6, 7):
         ticket = FakeTicket()
-        with bed.keeper.working(hints) as tickets:
+        with bed.timekeeper.working(hints) as tickets:
             tickets.append(submitted(ticket))
             bed.machine.step(ticks, ticket)
             ticket.is_over = True
-        bed.keeper.beat()
+        bed.timekeeper.beat()
     assert [(s.attempt, s.ticks.total) for s in bed.store.time_slices()] == [(hints, 18)]
 
 
 def test_a_write_whose_answer_was_lost_counts_once(bed: Bed) -> None:
     lease, ticket = claim(bed.store, 0).lease, FakeTicket()
-    with bed.keeper.working(Attempt.of(lease)) as tickets:
+    with bed.timekeeper.working(Attempt.of(lease)) as tickets:
         tickets.append(submitted(ticket))
         bed.machine.step(8, ticket)
         ticket.is_over = True
@@ -207,8 +207,8 @@ def test_a_write_whose_answer_was_lost_counts_once(bed: Bed) -> None:
             bed.store.advance(lease, Stage.RECORD, RESULTS, NO_TIME, spent)
 
         with pytest.raises(FencedError):
-            bed.keeper.commit(lease, write)
-    bed.keeper.close()
+            bed.timekeeper.commit(lease, write)
+    bed.timekeeper.close()
     assert [(s.ticks.total, s.kept) for s in bed.store.time_slices()] == [(8, True)]
     assert bed.session.leased == bed.session.accounted == 8
 
@@ -221,11 +221,11 @@ def test_a_store_that_is_away_is_told_later(bed: Bed, caplog: pytest.LogCaptureF
 
     cast(Any, bed.store).report_time = away
     bed.machine.pass_by(10)
-    bed.keeper.beat()
+    bed.timekeeper.beat()
     assert "could not report device time" in caplog.text
     cast(Any, bed.store).report_time = tell
     bed.machine.pass_by(10)
-    bed.keeper.close()
+    bed.timekeeper.close()
     assert (bed.session.leased, bed.session.idle) == (20, 20)
 
 
@@ -244,16 +244,16 @@ def test_who_has_no_device_keeps_no_time(bed: Bed) -> None:
 
 def test_who_was_frozen_goes_on_where_its_session_ended(bed: Bed) -> None:
     lease, ticket = claim(bed.store, 0).lease, FakeTicket()
-    with bed.keeper.working(Attempt.of(lease)) as tickets:
+    with bed.timekeeper.working(Attempt.of(lease)) as tickets:
         tickets.append(submitted(ticket))
         bed.machine.step(30, ticket)
-        bed.keeper.beat()
+        bed.timekeeper.beat()
         assert bed.store.end_silent_sessions(0.0)
         bed.machine.pass_by(1000)  # it is stopped
         bed.machine.step(20, ticket)
         ticket.is_over = True
         bed.advance(lease)
-    bed.keeper.close()
+    bed.timekeeper.close()
     first, second = bed.store.sessions()
     assert (first.leased, second.leased) == (30, 1020)
     assert [(s.ticks.total, s.kept) for s in bed.store.time_slices(JOB)].count((30, False)) == 1
@@ -263,11 +263,11 @@ def test_who_was_frozen_goes_on_where_its_session_ended(bed: Bed) -> None:
 
 def test_a_word_after_the_last_one_has_a_session_of_its_own(bed: Bed) -> None:
     lease, ticket = claim(bed.store, 0).lease, FakeTicket()
-    with bed.keeper.working(Attempt.of(lease)) as tickets:
+    with bed.timekeeper.working(Attempt.of(lease)) as tickets:
         tickets.append(submitted(ticket))
         bed.machine.step(30, ticket)
         ticket.is_over = True
-        bed.keeper.close()
+        bed.timekeeper.close()
         bed.advance(lease)
     assert [(s.leased, s.accounted) for s in bed.store.sessions()] == [(30, 30), (0, 0)]
     assert sum(s.ticks.total for s in bed.store.time_slices()) == 30
@@ -300,7 +300,7 @@ class Life(RuleBasedStateMachine):
         work = self.bed.store.claim_group(JOB, index, Stage.VERIFY, "w1", LEASE_SEC)
         if work is None:
             return
-        ticket, working = FakeTicket(), self.bed.keeper.working(Attempt.of(work.lease))
+        ticket, working = FakeTicket(), self.bed.timekeeper.working(Attempt.of(work.lease))
         working.__enter__().append(submitted(ticket))
         self.open.append((work.lease, ticket, working))
         self.all.append((Attempt.of(work.lease), ticket))
@@ -336,7 +336,7 @@ class Life(RuleBasedStateMachine):
                 self.kept.add(Attempt.of(lease))
 
         try:
-            self.bed.keeper.commit(lease, write)
+            self.bed.timekeeper.commit(lease, write)
         except FencedError:
             return
 
@@ -357,7 +357,7 @@ class Life(RuleBasedStateMachine):
 
     @rule()
     def beat(self) -> None:
-        self.bed.keeper.beat()
+        self.bed.timekeeper.beat()
 
     @rule()
     def beat_without_an_answer(self) -> None:
@@ -370,7 +370,7 @@ class Life(RuleBasedStateMachine):
 
         store.report_time = half
         try:
-            self.bed.keeper.beat()
+            self.bed.timekeeper.beat()
         finally:
             del store.report_time
 
@@ -388,7 +388,7 @@ class Life(RuleBasedStateMachine):
             working.__exit__(None, None, None)
         for _, ticket in self.all:
             ticket.is_over = True
-        self.bed.keeper.close()
+        self.bed.timekeeper.close()
         self.check()
         self.bed.store.close()
 

@@ -280,10 +280,11 @@ def peak_mib():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 store = open_store(f"sqlite:///{folder}/store.db")
-keeper, done = LeaseKeeper(store, LEASE_SEC), Artefact("nowhere", "0", 0)
+lease_keeper, done = LeaseKeeper(store, LEASE_SEC), Artefact("nowhere", "0", 0)
 objects, models, silent = Objects(), lru_cache(inspect_model), lambda work: None
 context = StageContext(
-    store=store, objects=objects, keeper=keeper, enqueue=silent, owner="me", lease_sec=LEASE_SEC,
+    store=store, objects=objects, lease_keeper=lease_keeper,
+    enqueue=silent, owner="me", lease_sec=LEASE_SEC,
     price_microusd=1_000_000, jobs=KnownJobs(store),
     tokenizers=Tokenizers(lambda ref: Short(), models),
     drafting=Drafting(store, objects), requeuer=Requeuer(store, silent, 3 * LEASE_SEC),
@@ -314,7 +315,7 @@ while store.get_job(job.job_id).stage is Stage.INGEST:
     end_groups(open_groups - MOST_OPEN // 2)
     ingest(context, job.job_id)
 progress = store.progress(job.job_id)
-keeper.close()
+lease_keeper.close()
 print(progress.rows_total, progress.groups_total, pauses, round(peak_mib() - before))
 """
 

@@ -35,18 +35,18 @@ def held_group(store: SqlStore, **job: float) -> Lease:
 
 
 @pytest.fixture
-def keeper(store: SqlStore) -> Iterator[LeaseKeeper]:
+def lease_keeper(store: SqlStore) -> Iterator[LeaseKeeper]:
     """One that does nothing of itself for an hour."""
-    keeper = LeaseKeeper(store, 3 * LONG, LONG)
-    yield keeper
-    keeper.close()
+    lease_keeper = LeaseKeeper(store, 3 * LONG, LONG)
+    yield lease_keeper
+    lease_keeper.close()
 
 
-def test_a_deadline_is_heard_of_when_it_passes(store: SqlStore, keeper: LeaseKeeper) -> None:
+def test_a_deadline_is_heard_of_when_it_passes(store: SqlStore, lease_keeper: LeaseKeeper) -> None:
     lease = held_group(store, deadline_sec=2)  # so long that it is held before that
     called = threading.Event()
-    with keeper.hold(lease, called.set) as held:
-        keeper.watch_deadline(held, store.get_job(JOB).deadline_at)
+    with lease_keeper.hold(lease, called.set) as held:
+        lease_keeper.watch_deadline(held, store.get_job(JOB).deadline_at)
         assert called.wait(60)
         assert held.cancelled.is_set()
         assert time.time() >= (store.get_job(JOB).deadline_at or 0)
@@ -54,68 +54,68 @@ def test_a_deadline_is_heard_of_when_it_passes(store: SqlStore, keeper: LeaseKee
 
 
 def test_a_job_without_a_deadline_waits_for_the_next_look(
-    store: SqlStore, keeper: LeaseKeeper
+    store: SqlStore, lease_keeper: LeaseKeeper
 ) -> None:
     lease = held_group(store)
     calls: list[int] = []
-    with keeper.hold(lease, lambda: calls.append(1)) as held:
-        keeper.watch_deadline(held, None)
+    with lease_keeper.hold(lease, lambda: calls.append(1)) as held:
+        lease_keeper.watch_deadline(held, None)
         store.request_cancel(JOB)
         assert not held.cancelled.is_set()
-        keeper.look()
+        lease_keeper.check_cancelled()
         assert held.cancelled.is_set()
-        keeper.look()
-        keeper.beat()
+        lease_keeper.check_cancelled()
+        lease_keeper.beat()
     assert calls == [1], "once"
 
 
-def test_looking_tells_what_each_group_has_cost(store: SqlStore, keeper: LeaseKeeper) -> None:
+def test_looking_tells_what_each_group_has_cost(store: SqlStore, lease_keeper: LeaseKeeper) -> None:
     lease = held_group(store, budget_usd=1.0)
-    with keeper.hold(lease) as held:
+    with lease_keeper.hold(lease) as held:
         held.spent_usd = lambda: 0.9
-        keeper.look()
+        lease_keeper.check_cancelled()
         assert not held.cancelled.is_set()
         held.spent_usd = lambda: 1.1
-        keeper.look()
+        lease_keeper.check_cancelled()
         assert held.cancelled.is_set()
 
 
 def test_a_store_that_is_away_stops_nothing(
-    store: SqlStore, keeper: LeaseKeeper, monkeypatch: pytest.MonkeyPatch
+    store: SqlStore, lease_keeper: LeaseKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(_: object) -> set[str]:
         raise StoreError("the database is away")
 
     lease = held_group(store)
-    with keeper.hold(lease) as held:
+    with lease_keeper.hold(lease) as held:
         with monkeypatch.context() as patch:
             patch.setattr(store, "cancelled_jobs", away)
-            keeper.look()
+            lease_keeper.check_cancelled()
         assert not held.cancelled.is_set()
         store.request_cancel(JOB)
-        keeper.look()
+        lease_keeper.check_cancelled()
         assert held.cancelled.is_set()
 
 
 def test_no_answer_is_no_confirmation(
-    store: SqlStore, keeper: LeaseKeeper, monkeypatch: pytest.MonkeyPatch
+    store: SqlStore, lease_keeper: LeaseKeeper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(*_: object) -> Beat:
         raise StoreError("the database is away")
 
     lease = held_group(store)
-    with keeper.hold(lease) as held:
-        keeper.confirm(held)
+    with lease_keeper.hold(lease) as held:
+        lease_keeper.confirm(held)
         with monkeypatch.context() as patch:
             patch.setattr(store, "heartbeat", away)
-            keeper.beat()  # only a heartbeat: the next one will do
+            lease_keeper.beat()  # only a heartbeat: the next one will do
             with pytest.raises(StoreError, match="away"):
-                keeper.confirm(held)
-        keeper.confirm(held)
+                lease_keeper.confirm(held)
+        lease_keeper.confirm(held)
 
 
 def test_all_groups_of_a_job_know_that_it_stops_before_any_work_on_it_ends(
-    store: SqlStore, keeper: LeaseKeeper
+    store: SqlStore, lease_keeper: LeaseKeeper
 ) -> None:
     """The engine ends them all at once: one that knew nothing would not keep what it has."""
     store.create_job(new_job())
@@ -129,22 +129,25 @@ def test_all_groups_of_a_job_know_that_it_stops_before_any_work_on_it_ends(
     def on_cancel() -> None:
         knew.append([entry.cancelled.is_set() for entry in held])
 
-    with keeper.hold(leases[0], on_cancel) as first, keeper.hold(leases[1], on_cancel) as second:
+    with (
+        lease_keeper.hold(leases[0], on_cancel) as first,
+        lease_keeper.hold(leases[1], on_cancel) as second,
+    ):
         held += [first, second]
         store.request_cancel(JOB)
-        keeper.look()
+        lease_keeper.check_cancelled()
     assert knew == [[True, True], [True, True]]
 
 
 def test_the_keeper_looks_by_itself(store: SqlStore) -> None:
     lease, called = held_group(store), threading.Event()
-    keeper = LeaseKeeper(store, 3 * LONG, look_sec=0.01)
+    lease_keeper = LeaseKeeper(store, 3 * LONG, check_sec=0.01)
     try:
-        with keeper.hold(lease, called.set):
+        with lease_keeper.hold(lease, called.set):
             store.request_cancel(JOB)
             assert called.wait(60)
     finally:
-        keeper.close()
+        lease_keeper.close()
 
 
 def test_a_heartbeat_that_fails_in_an_unforeseen_way_is_not_the_last_one(
@@ -162,19 +165,19 @@ def test_a_heartbeat_that_fails_in_an_unforeseen_way_is_not_the_last_one(
 
     lease = held_group(store)
     monkeypatch.setattr(store, "heartbeat", heartbeat)
-    keeper = LeaseKeeper(store, lease_sec=0.03, look_sec=LONG)
+    lease_keeper = LeaseKeeper(store, lease_sec=0.03, check_sec=LONG)
     try:
-        with keeper.hold(lease) as held:
+        with lease_keeper.hold(lease) as held:
             assert again.wait(60)
             assert not held.lost.is_set()
     finally:
-        keeper.close()
+        lease_keeper.close()
 
 
 def test_something_is_done_with_every_heartbeat_leases_or_not(store: SqlStore) -> None:
-    keeper, done = LeaseKeeper(store, 0.03, LONG), threading.Event()
+    lease_keeper, done = LeaseKeeper(store, 0.03, LONG), threading.Event()
     try:
-        keeper.at_heartbeats(done.set)
+        lease_keeper.at_heartbeats(done.set)
         assert done.wait(60)
     finally:
-        keeper.close()
+        lease_keeper.close()

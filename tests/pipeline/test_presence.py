@@ -33,7 +33,7 @@ class Refusing:
 
 def looks(store: Refusing, troubles: list[str | None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a presence look at each of these, one after another."""
-    monkeypatch.setattr(presence, "LOOK_SEC", 0.001)
+    monkeypatch.setattr(presence, "POLL_SEC", 0.001)
     left, done = list(troubles), threading.Event()
 
     def trouble() -> str | None:

@@ -307,7 +307,7 @@ def test_an_input_out_of_reach_for_a_while_is_waited_for(
 def test_a_deadline_stops_the_work_on_a_group_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the store's clock; the keeper looks."""
+    """By the store's clock; the lease_keeper looks."""
     clock = Clock()
     store = sqlite_store(clock)
     with one_thread(store, tmp_path, max_sequences=6) as bed:
@@ -317,7 +317,7 @@ def test_a_deadline_stops_the_work_on_a_group_and_says_so(
         def slow(engine: StandInEngine) -> Any:
             steps[0] += 1
             clock.advance(20.0)
-            bed.keeper.look()
+            bed.lease_keeper.check_cancelled()
             return do_step(engine)
 
         monkeypatch.setattr(StandInEngine, "step", slow)
@@ -344,7 +344,7 @@ def test_a_budget_stops_a_job_by_what_is_in_flight(
             for sequence in engine._running:
                 sequence.time[OVERHEAD] += TICKS_PER_SEC // 2
                 spent[0] += 0.5
-            bed.keeper.look()
+            bed.lease_keeper.check_cancelled()
             return done
 
         monkeypatch.setattr(StandInEngine, "step", dear)

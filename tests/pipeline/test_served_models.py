@@ -38,7 +38,7 @@ class Slow:
 
 def test_a_heartbeat_goes_on_while_files_are_digested(tmp_path: Path) -> None:
     slow, store = Slow(tmp_path), sqlite_store()
-    keeper = LeaseKeeper(store, LONG_SEC)
+    lease_keeper = LeaseKeeper(store, LONG_SEC)
     announced = ServedModels(slow, wait_sec=0.0)
     timekeeper = Timekeeper(store, "w", Device("cpu", "local", "reserved", 200_000), [], announced)
     timekeeper.beat()
@@ -46,12 +46,12 @@ def test_a_heartbeat_goes_on_while_files_are_digested(tmp_path: Path) -> None:
     assert [one.serves for one in store.sessions()] == [None]
     assert len(slow.threads) == 1, "one finds out, however often it is asked"
     assert slow.threads[0] is not threading.current_thread()
-    assert not WorkStealer(store, keeper, "m", "w", LONG_SEC, announced).ask()
+    assert not WorkStealer(store, lease_keeper, "m", "w", LONG_SEC, announced).ask()
     slow.may.set()
     slow.threads[0].join()
     timekeeper.beat()
     assert [one.serves for one in store.sessions()] == [slow.host.serves()]
-    keeper.close()
+    lease_keeper.close()
     slow.host.close()
 
 

@@ -83,12 +83,12 @@ def run_job(store: SqlStore, folder: Path, groups: int, pregenerate: bool) -> Co
     pq.write_table(pa.table({"prompt": prompts}), folder / "in.parquet")
     messages: deque[DueWork] = deque()
     hosts = [StandInHost(inspect_model(ref)) for _ in range(2)]
-    keeper = LeaseKeeper(store, lease_sec=600.0)
+    lease_keeper = LeaseKeeper(store, lease_sec=600.0)
     device = Device("cpu", "local", "reserved", 1_000_000)
     timekeeper = Timekeeper(store, "me", device, hosts)
     context = stage_context(
         store,
-        keeper,
+        lease_keeper,
         messages.append,
         lease_sec=600.0,
         proposing=hosts[0],
@@ -112,7 +112,7 @@ def run_job(store: SqlStore, folder: Path, groups: int, pregenerate: bool) -> Co
             message = messages.popleft()
             run_stage(context, message.stage, message.job_id, message.group_index)
     finally:
-        keeper.close()
+        lease_keeper.close()
         for host in hosts:
             host.close()
     timekeeper.close()

@@ -51,16 +51,16 @@ def nothing(_: object) -> str:
 
 
 def test_the_engine_knows_rows_by_what_is_kept_of_their_tag() -> None:
-    keeper = PRIVACY.keeper(job_of(PrivacyMode.REDACTED))
-    (request,) = requests_of("job", SPEC, ROW, nothing, kept=keeper)
+    policy = PRIVACY.text_policy(job_of(PrivacyMode.REDACTED))
+    (request,) = requests_of("job", SPEC, ROW, nothing, kept=policy)
     assert request.route.tag == "of [EMAIL]"
     assert request.max_depth == 2, "the spec's own tags are the rows'"
 
 
 def test_earlier_outputs_are_found_by_what_is_kept_of_an_id() -> None:
-    keeper = PRIVACY.keeper(job_of(PrivacyMode.REDACTED))
-    history = History.build([PastOutput("before", keeper.row_id(MAIL), 0, (5, 6, 7))], 100)
-    (request,) = requests_of("job", SPEC, ROW, nothing, history=history, kept=keeper)
+    policy = PRIVACY.text_policy(job_of(PrivacyMode.REDACTED))
+    history = History.build([PastOutput("before", policy.row_id(MAIL), 0, (5, 6, 7))], 100)
+    (request,) = requests_of("job", SPEC, ROW, nothing, history=history, kept=policy)
     assert request.past_ids == (5, 6, 7)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ledger.builders import completion, new_job
 
 from specbatch.pipeline.privacy.redactor import Redactor, Span
-from specbatch.pipeline.privacy.retention import EVERYTHING, NO_WORDS, token_places, tokens_in
+from specbatch.pipeline.privacy.retention import KEEP_ALL, NO_WORDS, token_places, tokens_in
 from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.schemas.encryption import Cipher
 from specbatch.schemas.errors import InputError, UsageError
@@ -65,8 +65,8 @@ def test_a_token_goes_if_one_of_its_characters_is_in_a_find() -> None:
         return "".join(words[token] for token in some)
 
     text = decode(ids)
-    keeper = privacy(PrivacyMode.REDACTED).keeper(job_of(PrivacyMode.REDACTED))
-    kept = keeper.record(completion(0, token_ids=ids, text=text), text, decode)
+    policy = privacy(PrivacyMode.REDACTED).text_policy(job_of(PrivacyMode.REDACTED))
+    kept = policy.record(completion(0, token_ids=ids, text=text), text, decode)
     assert kept.text == "to [EMAIL], bye"
     assert kept.token_ids == (1, NOT_KEPT, NOT_KEPT, NOT_KEPT, 5)
 
@@ -75,8 +75,8 @@ def test_a_token_goes_if_one_of_its_characters_is_in_a_find() -> None:
 def test_a_find_that_a_stop_string_cut_off_is_gone_whole(shown: str) -> None:
     whole = f"write to {MAIL} x"
     ids = tuple(whole.encode())
-    keeper = privacy(PrivacyMode.REDACTED).keeper(job_of(PrivacyMode.REDACTED))
-    kept = keeper.record(completion(0, token_ids=ids, text=shown), whole, bytes_decode)
+    policy = privacy(PrivacyMode.REDACTED).text_policy(job_of(PrivacyMode.REDACTED))
+    kept = policy.record(completion(0, token_ids=ids, text=shown), whole, bytes_decode)
     left = bytes(token for token in kept.token_ids if token != NOT_KEPT).decode()
     assert left == "write to  x"
     assert "anna" not in kept.text
@@ -85,29 +85,29 @@ def test_a_find_that_a_stop_string_cut_off_is_gone_whole(shown: str) -> None:
 def test_nothing_is_kept_that_was_not_written() -> None:
     record = completion(0, provenance=Provenance(rejected=(5, 6)), error=f"about '{MAIL}'")
     for mode in (PrivacyMode.REDACTED, PrivacyMode.HASH_ONLY):
-        kept = privacy(mode).keeper(job_of(mode)).record(record, "a b", bytes_decode)
+        kept = privacy(mode).text_policy(job_of(mode)).record(record, "a b", bytes_decode)
         assert kept.provenance.rejected == (NOT_KEPT, NOT_KEPT)
         assert kept.top_logprobs is None
         assert kept.error == "about […]"
         assert (kept.origins, kept.logprobs) == (record.origins, record.logprobs)
-    assert EVERYTHING.record(record, "a b", bytes_decode) is record
+    assert KEEP_ALL.record(record, "a b", bytes_decode) is record
 
 
 def test_hash_only_keeps_neither_texts_nor_tokens() -> None:
-    keeper = privacy(PrivacyMode.HASH_ONLY).keeper(job_of(PrivacyMode.HASH_ONLY))
-    kept = keeper.record(completion(0, tag="de"), "a b", bytes_decode)
+    policy = privacy(PrivacyMode.HASH_ONLY).text_policy(job_of(PrivacyMode.HASH_ONLY))
+    kept = policy.record(completion(0, tag="de"), "a b", bytes_decode)
     assert (kept.text, kept.token_ids) == ("", (NOT_KEPT,) * 3)
-    assert kept.row_id == keeper.row_id("row-0") != "row-0"
-    assert kept.tag == keeper.tag("de") != "de"
-    rejected = keeper.rejected(RejectedRow(1, "Anna", "duplicate_id", "the id 'Anna' twice"))
-    assert rejected == RejectedRow(1, keeper.row_id("Anna"), "duplicate_id", NO_WORDS)
+    assert kept.row_id == policy.row_id("row-0") != "row-0"
+    assert kept.tag == policy.tag("de") != "de"
+    rejected = policy.rejected(RejectedRow(1, "Anna", "duplicate_id", "the id 'Anna' twice"))
+    assert rejected == RejectedRow(1, policy.row_id("Anna"), "duplicate_id", NO_WORDS)
 
 
 def test_ids_without_personal_data_stay_under_redacted() -> None:
-    keeper = privacy(PrivacyMode.REDACTED).keeper(job_of(PrivacyMode.REDACTED))
-    assert keeper.row_id("row-17") == "row-17"
-    assert len(keeper.row_id(MAIL)) == 32
-    assert keeper.tag(f"of {MAIL}") == "of [EMAIL]"
+    policy = privacy(PrivacyMode.REDACTED).text_policy(job_of(PrivacyMode.REDACTED))
+    assert policy.row_id("row-17") == "row-17"
+    assert len(policy.row_id(MAIL)) == 32
+    assert policy.tag(f"of {MAIL}") == "of [EMAIL]"
 
 
 def test_errors_keep_their_kind_and_lose_what_they_quote() -> None:

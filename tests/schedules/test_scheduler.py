@@ -17,7 +17,7 @@ import yaml
 from ledger.builders import Clock
 from schedules.conftest import Site, at, silent
 
-from specbatch.jobs.schedules.beat import LOOK_SEC, Rounds, ScheduleBeat
+from specbatch.jobs.schedules.beat import POLL_SEC, Rounds, ScheduleBeat
 from specbatch.jobs.schedules.definition import Folder, load_schedule
 from specbatch.jobs.schedules.ticker import Ticker
 from specbatch.pipeline.bootstrap import make_store
@@ -124,13 +124,13 @@ def rest(tmp_path: Path) -> Rest:
 def test_beat_sleeps_until_the_next_time_and_never_long(rest: Rest) -> None:
     rest.clock.now = at("2026-01-01T00:00Z")
     beat = ScheduleBeat(rest.rounds(), app=make_app(Settings()))
-    assert beat.tick() == LOOK_SEC
+    assert beat.tick() == POLL_SEC
     hourly = rest.site.schedule("0 * * * *", "hourly")
     rest.clock.now = at("2026-01-01T00:59:58Z")
     assert beat.tick() == 2.0
     assert rest.site.states(hourly) == {}
     rest.clock.now = at("2026-01-01T01:00Z")
-    assert beat.tick() == LOOK_SEC
+    assert beat.tick() == POLL_SEC
     assert rest.site.states(hourly) == {rest.clock.now: RunState.SUBMITTED}
 
 
@@ -173,4 +173,4 @@ def test_without_its_folder_beat_goes_on_looking(rest: Rest) -> None:
     folder = rest.site.folder / "later"
     ticker = rest.site.ticker()
     rounds = Rounds(Folder(folder), ticker, rest.clock)
-    assert rounds.go() == LOOK_SEC
+    assert rounds.go() == POLL_SEC

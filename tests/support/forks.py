@@ -64,10 +64,10 @@ class Forked:
 
     def poll(self) -> int | None:
         """How it ended, or None: it runs."""
-        return self._look(0.0)
+        return self._poll(0.0)
 
     def wait(self, timeout: float | None = None) -> int:
-        code = self._look(timeout)
+        code = self._poll(timeout)
         if code is None:
             raise subprocess.TimeoutExpired("a forked process", timeout or 0.0)
         return code
@@ -83,7 +83,7 @@ class Forked:
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)
 
-    def _look(self, timeout: float | None) -> int | None:
+    def _poll(self, timeout: float | None) -> int | None:
         if self.returncode is None and select.select([self._status], [], [], timeout)[0]:
             told = self._status.recv(_STATUS.size)
             # Nothing: the process that forks is gone, and what it had forked with it.

@@ -33,7 +33,7 @@ class OneThread:
 
     store: Store
     context: StageContext
-    keeper: LeaseKeeper
+    lease_keeper: LeaseKeeper
     client: Client
     model: str  # the name of the verifier, and of the proposer
     messages: deque[DueWork] = field(default_factory=deque)
@@ -79,12 +79,14 @@ def one_thread(
     model = str(stand_in_model.write_model(folder / "model"))
     messages: deque[DueWork] = deque()
     host = StandInHost(inspect_model(model), max_sequences=max_sequences)
-    keeper = LeaseKeeper(store, LEASE_SEC)
+    lease_keeper = LeaseKeeper(store, LEASE_SEC)
     values: dict[str, Any] = {"verifying": host, **more}
-    context = stage_context(store, keeper, messages.append, LEASE_SEC, **values)
-    client = Client(store, messages.append, workspace or str(folder / "work"), keeper.look)
+    context = stage_context(store, lease_keeper, messages.append, LEASE_SEC, **values)
+    client = Client(
+        store, messages.append, workspace or str(folder / "work"), lease_keeper.check_cancelled
+    )
     try:
-        yield OneThread(store, context, keeper, client, model, messages)
+        yield OneThread(store, context, lease_keeper, client, model, messages)
     finally:
         host.close()
-        keeper.close()
+        lease_keeper.close()

@@ -226,7 +226,7 @@ class Site:
             self.exposure.close()
         for host in self.worker.engines:
             host.close()
-        self.worker.keeper.close()
+        self.worker.lease_keeper.close()
         self.worker.knowledge.close()
         self.store.close()
         self.worker.tracing.close()

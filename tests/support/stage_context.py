@@ -19,7 +19,7 @@ from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
 
 
 def stage_context(
-    store: Store, keeper: LeaseKeeper, enqueue: Enqueue, lease_sec: float, **more: Any
+    store: Store, lease_keeper: LeaseKeeper, enqueue: Enqueue, lease_sec: float, **more: Any
 ) -> StageContext:
     """With the stand-in's tokenizer; `more` are further fields."""
     objects = more.setdefault("objects", Objects())
@@ -32,5 +32,10 @@ def stage_context(
         "requeuer": Requeuer(store, enqueue, LEASES_OF_SILENCE * lease_sec),
         "models": lru_cache(inspect_model),
     }
-    shared = {"store": store, "keeper": keeper, "enqueue": enqueue, "lease_sec": lease_sec}
+    shared = {
+        "store": store,
+        "lease_keeper": lease_keeper,
+        "enqueue": enqueue,
+        "lease_sec": lease_sec,
+    }
     return StageContext(**{**shared, **values, **more})

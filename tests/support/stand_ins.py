@@ -61,7 +61,7 @@ class Site:
         self._hosts.append(StandInHost(inspect_model(self.model)))
         return self._hosts[-1]
 
-    def keeper(self) -> LeaseKeeper:
+    def lease_keeper(self) -> LeaseKeeper:
         """Its heart beats when a test says so, and by itself only in tests that take very long."""
         self._keepers.append(LeaseKeeper(self.store, LEASE_SEC))
         return self._keepers[-1]
@@ -70,12 +70,12 @@ class Site:
         self,
         owner: str,
         host: Engines,
-        keeper: LeaseKeeper | None = None,
+        lease_keeper: LeaseKeeper | None = None,
         tracing: Tracing = UNTRACED,
     ) -> StageContext:
         return stage_context(
             self.store,
-            keeper or self.keeper(),
+            lease_keeper or self.lease_keeper(),
             self.enqueued.append,
             LEASE_SEC,
             owner=owner,
@@ -110,6 +110,6 @@ class Site:
     def close(self) -> None:
         for host in self._hosts:
             host.close()
-        for keeper in self._keepers:
-            keeper.close()
+        for lease_keeper in self._keepers:
+            lease_keeper.close()
         self.store.close()

@@ -103,7 +103,7 @@ def scene(tiny_pair: TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Iter
         assert work is not None
         leases.append(work.lease)
     yield Scene(home, store, app, worker, job.job_id, held.job_id, leases)
-    worker.keeper.close()
+    worker.lease_keeper.close()
 
 
 STAGES = [stage.value for stage in Stage]
@@ -165,4 +165,4 @@ def test_a_row_that_names_a_foreign_file_is_not_followed(
     [(index, word, _, error)] = store.failed_groups(job.job_id)
     assert (index, word) == (0, "failed")
     assert f"names the file {foreign}, which is not in its workspace" in error
-    worker.keeper.close()
+    worker.lease_keeper.close()

@@ -129,7 +129,7 @@ class EngineHost:
         what is on disk. Loads nothing."""
         with self._naming:
             try:
-                if self._models.look_again():
+                if self._models.check_again():
                     self._serves = None
             except ModelError as error:  # perhaps they are being replaced at this moment
                 if str(error) != self._missing:
@@ -322,9 +322,9 @@ class EngineHost:
 
     def _as_loaded(self, folder: ModelFolder, load: Callable[[], LoadedModel]) -> LoadedModel:
         """Load a model, which is known from then on by the files that it was read from."""
-        look, loaded = unchanged(folder.ref, folder.path, load)
+        snapshot, loaded = unchanged(folder.ref, folder.path, load)
         with self._naming:
-            self._models.note(folder, look)
+            self._models.note(folder, snapshot)
             if folder.ref == self.model.ref:
                 self._models.model = loaded.folder
         return loaded

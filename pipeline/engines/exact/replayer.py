@@ -23,7 +23,7 @@ NEAR_TIE = {"bfloat16": 1.0, "float16": 0.125, "float32": 0.001}
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class Comparison:
     """The result of checking one completion."""
 
     differences: Seq[Difference]
@@ -58,7 +58,9 @@ class Replayer:
         """Whether another order of additions explains so small a margin."""
         return margin <= NEAR_TIE[self.dtype]
 
-    def look(self, request: Request, written: Seq[int], reason: FinishReason) -> Looked | None:
+    def replay(
+        self, request: Request, written: Seq[int], reason: FinishReason
+    ) -> Comparison | None:
         """Compare each written token with the verifier's own choice, in one prefill.
 
         None if that is impossible: the request does not fit this KV cache, or a ratio test decided
@@ -72,12 +74,12 @@ class Replayer:
             return None
         strange = [t for t in (*request.prompt_ids, *written) if not 0 <= t < runner.vocab_size]
         if strange:
-            return Looked((), f"has token {strange[0]}, which is not in the model's vocabulary")
+            return Comparison((), f"has token {strange[0]}, which is not in the model's vocabulary")
         done.tokens += written
         found = self._rechecker.differences(done)
         if found is None:
             return None
-        return Looked(found, wrong_end(request, written, reason, stop_ids, limit))
+        return Comparison(found, wrong_end(request, written, reason, stop_ids, limit))
 
     def again(self, request: Request) -> Completion:
         """The completion as the verifier writes it without drafts."""

@@ -46,7 +46,7 @@ _FILES = {
 _TOKENIZER_CONFIG = "tokenizer_config.json"  # of the tokenizer, but for the template inside
 _YOUNG_NS = 2_000_000_000  # as coarse as times of files may be
 _HASHERS = 4  # files at a time: more than disks give
-_TRIES = 3  # looks at a folder that is being written
+_TRIES = 3  # snapshots of a folder that is being written
 
 Loaded = TypeVar("Loaded")
 
@@ -62,8 +62,8 @@ class Stat(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """A folder at one moment. If two looks are equal, nothing changed between them."""
+class Snapshot:
+    """A folder at one moment. If two are equal, nothing changed between them."""
 
     fingerprint: Fingerprint
     stats: tuple[tuple[str, Stat], ...]
@@ -71,7 +71,7 @@ class Look:
 
 _digests: dict[Path, tuple[Stat, str]] = {}  # of files that were not young then
 _reading = threading.Lock()  # one thread at a time reads files
-_looks: dict[Path, Look] = {}  # at folders none of whose files was young then
+_snapshots: dict[Path, Snapshot] = {}  # of folders none of whose files was young then
 
 
 def _digests_of(files: Sequence[Path]) -> list[str]:
@@ -98,7 +98,7 @@ def stat_of(path: Path) -> Stat:
     return Stat(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
-def look_at(ref: str, path: Path) -> Look:
+def snapshot_of(ref: str, path: Path) -> Snapshot:
     """Digest a folder's parts, or return the known digests if nothing changed.
 
     Raises `ModelError` where the folder is being written, or cannot be read.
@@ -107,10 +107,10 @@ def look_at(ref: str, path: Path) -> Look:
         try:
             begun_ns, files = time.time_ns(), _files(path)
             stats = _stats(path, files)
-            known = _looks.get(path)
+            known = _snapshots.get(path)
             if known is not None and known.stats == stats:
                 return known
-            look = Look(_fingerprint(path, files), stats)
+            snapshot = Snapshot(_fingerprint(path, files), stats)
             is_same = stats == _stats(path, _files(path))
         except FileNotFoundError:
             continue  # it was there when the folder was listed
@@ -119,20 +119,20 @@ def look_at(ref: str, path: Path) -> Look:
             raise ModelError(f"files of model `{ref}` cannot be read: {reason}") from None
         if is_same:
             if not any(_is_young(stat, begun_ns) for _, stat in stats):
-                _looks[path] = look
-            return look
+                _snapshots[path] = snapshot
+            return snapshot
     raise ModelError(f"files of model `{ref}` are being written: wait until that is done")
 
 
-def unchanged(ref: str, path: Path, load: Callable[[], Loaded]) -> tuple[Look, Loaded]:
-    """Load a folder, and the look at it that was the same before and after: so `load` read that.
+def unchanged(ref: str, path: Path, load: Callable[[], Loaded]) -> tuple[Snapshot, Loaded]:
+    """Load a folder, and its snapshot, the same before and after: so `load` read that.
 
     Raises `ModelError` if the folder keeps changing.
     """
-    before = look_at(ref, path)
+    before = snapshot_of(ref, path)
     for _ in range(_TRIES):
         loaded = load()
-        after = look_at(ref, path)
+        after = snapshot_of(ref, path)
         if after == before:
             return after, loaded
         log.warning("files of model %s changed while they were loaded: loading again", ref)

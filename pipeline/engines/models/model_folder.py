@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from specbatch.pipeline.engines.contract import ModelFolder
-from specbatch.pipeline.engines.models.fingerprint import Look, look_at
+from specbatch.pipeline.engines.models.fingerprint import Snapshot, snapshot_of
 from specbatch.pipeline.engines.models.model_check import check_files, check_model, check_weights
 from specbatch.schemas.errors import BrokenModelError, ModelChangedError, ModelError
 from specbatch.schemas.fingerprint import Fingerprint, differing, listed
@@ -69,7 +69,7 @@ def inspect_folder(ref: str, path: Path) -> ModelFolder:
         model_type=model_type,
         vocab_size=int(config["vocab_size"]),
         context_tokens=_context_tokens(config),
-        fingerprint=look_at(ref, path).fingerprint,
+        fingerprint=snapshot_of(ref, path).fingerprint,
         revision=path.name if path.parent.name == "snapshots" else None,
     )
 
@@ -125,7 +125,7 @@ class LoadedModels:
         """Digests of the draft models, sorted."""
         return tuple(sorted(self.of(folder).digest for folder in self.draft_models))
 
-    def look_again(self) -> bool:
+    def check_again(self) -> bool:
         """Read folders again that nothing was loaded from; returns whether the verifier changed.
 
         Raises `ModelError`.
@@ -138,11 +138,11 @@ class LoadedModels:
         self.draft_models = tuple(map(self._as_it_is, self.draft_models))
         return is_other
 
-    def note(self, folder: ModelFolder, look: Look) -> None:
+    def note(self, folder: ModelFolder, snapshot: Snapshot) -> None:
         """A model was read from these files. Raises `ModelChangedError` if another engine here was
         loaded from other files: one worker has one model per name."""
-        self._check(folder, look)
-        self._loaded[folder.ref] = look.fingerprint
+        self._check(folder, snapshot)
+        self._loaded[folder.ref] = snapshot.fingerprint
 
     def forget(self) -> None:
         """No engine is left, so other files may be loaded."""
@@ -150,10 +150,10 @@ class LoadedModels:
 
     def check_changed(self) -> None:
         """Raise `ModelChangedError` if the verifier's files changed since they were loaded."""
-        self._check(self.model, look_at(self.model.ref, self.model.path))
+        self._check(self.model, snapshot_of(self.model.ref, self.model.path))
 
-    def _check(self, folder: ModelFolder, look: Look) -> None:
-        known, found = self._loaded.get(folder.ref), look.fingerprint
+    def _check(self, folder: ModelFolder, snapshot: Snapshot) -> None:
+        known, found = self._loaded.get(folder.ref), snapshot.fingerprint
         if known is not None and known != found:
             names = differing(known.parts, found.parts)
             raise ModelChangedError(
@@ -164,8 +164,8 @@ class LoadedModels:
     def _as_it_is(self, folder: ModelFolder) -> ModelFolder:
         if folder.ref in self._loaded:
             return folder
-        look = look_at(folder.ref, folder.path)
-        if look.fingerprint == folder.fingerprint:
+        snapshot = snapshot_of(folder.ref, folder.path)
+        if snapshot.fingerprint == folder.fingerprint:
             return folder
         return inspect_folder(folder.ref, folder.path)
 
