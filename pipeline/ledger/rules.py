@@ -37,6 +37,7 @@ OPEN = (Stage.PROPOSE, Stage.VERIFY, Stage.RECORD)  # a group that is not finish
 CANCELLABLE = (Stage.PROPOSE, Stage.VERIFY)  # at RECORD the work is finished
 JOB_ENDED = "the job ended before this group did"
 MIN_PREFIX = 6  # characters of a job id that are enough to name it
+MOST_NAMED = 4  # of several jobs whose ids begin alike
 FINISHED = (FinishReason.STOP, FinishReason.LENGTH)  # completions that ended of themselves
 MOST_TESTED = 2000.0  # draft tokens that a prior rests on: so that newer runs weigh more
 
@@ -353,5 +354,7 @@ def find_by_prefix(prefix: str, found: Sequence[str]) -> str | None:
     if len(found) == 1:
         return None
     if found:
-        return f"more than one job id begins with {prefix!r}: give more of it"
+        more = ", …" if len(found) > MOST_NAMED else ""
+        named = f"{', '.join(found[:MOST_NAMED])}{more}"
+        return f"more than one job id begins with {prefix!r}: {named}; give more of it"
     return f"no job {prefix!r} in this store"

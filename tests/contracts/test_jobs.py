@@ -162,11 +162,16 @@ def test_a_job_is_found_by_a_unique_prefix(store: Store) -> None:
         store.get_job("%bcdef")
 
 
-def test_a_prefix_of_several_jobs_names_none(store: Store) -> None:
-    store.create_job(new_job("abcdef01"))
-    store.create_job(new_job("abcdef02"))
-    with pytest.raises(JobNotFoundError, match="more than one job"):
-        store.get_job("abcdef")
+def test_a_prefix_of_several_jobs_is_refused_with_the_first_of_them(store: Store) -> None:
+    ids = [f"abcdef0{number}" for number in range(6)]
+    for number, job_id in enumerate(ids):
+        store.create_job(new_job(job_id))
+        for call in (store.get_job, store.logged_job)[: 2 * number]:
+            with pytest.raises(JobNotFoundError, match="more than one job") as refused:
+                call("abcdef")
+            named = [one for one in ids if one in str(refused.value)]
+            assert named == ids[: min(number + 1, 4)]
+            assert ("…" in str(refused.value)) == (number >= 4)
 
 
 def test_jobs_are_listed_newest_first(store: Store, clock: Clock) -> None:

@@ -141,7 +141,7 @@ def logged_job(conn: Connection, job_id: str) -> str:
         match: ColumnElement[bool] = column == job_id
         if len(job_id) >= rules.MIN_PREFIX:
             match |= column.startswith(job_id, autoescape=True)
-        ids |= set(conn.scalars(select(column).where(match).distinct().limit(3)))
+        ids |= set(conn.scalars(select(column).where(match).distinct().limit(rules.MOST_NAMED + 1)))
     found = sorted(one for one in ids if one.startswith(job_id))  # SQLite's LIKE folds case
     if job_id in found:
         return job_id
