@@ -26,6 +26,8 @@ from specbatch.jobs.bench.ways import NONE, REPLAYED, Way, learning
 from specbatch.schemas.errors import InputError, ModelError, UsageError
 from support.models import TinyPair
 
+pytestmark = pytest.mark.pipeline  # runs models
+
 SMALL = Plan(
     counts=(1, 3),
     acceptances=(0.5, 1.0),
