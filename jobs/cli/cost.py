@@ -110,7 +110,10 @@ def saved_line(saved: Savings | None, is_drafted: bool) -> str:
     word = "saved" if saved.usd >= 0 else "lost"
     told = f"{word} against depth 0: ${abs(saved.usd):.6f} ({saved.speedup:.2f}×)"
     if saved.low_usd is None or saved.high_usd is None:
-        return f"{told}, without an interval: there was only one control step"
+        few = "there was only one control step"
+        if saved.controls > 1:  # of several jobs together
+            few = "one of the jobs had only one control step"
+        return f"{told}, without an interval: {few}"
     return f"{told}, 95 % sure of {signed_usd(saved.low_usd)} to {signed_usd(saved.high_usd)} saved"
 
 

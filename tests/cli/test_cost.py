@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from specbatch.jobs.cli.cost import saved_line
+from specbatch.schemas.job_figures import Savings
+
 KINDS = ("prefill", "verify", "draft", "rejected", "padding", "overhead", "lost", "idle", "pending")
 
 
@@ -89,3 +92,15 @@ def test_a_price_that_is_no_whole_number_of_millionths_is_refused(
     assert "at most six decimals" in cli("cost").complaint
     monkeypatch.setenv("SPECBATCH_PRICE_BOOK", '{"box/spot": 0.1}')
     assert cli("cost").code == 2
+
+
+@pytest.mark.parametrize(
+    ("controls", "why"), [(1, "there was only one"), (16, "one of the jobs had only one")]
+)
+def test_why_there_is_no_interval_is_true_of_one_job_and_of_several(
+    controls: int, why: str
+) -> None:
+    line = saved_line(Savings(0.5, None, None, 1.0, 1.5, controls), is_drafted=True)
+    assert (
+        line == f"saved against depth 0: $0.500000 (1.50×), without an interval: {why} control step"
+    )
