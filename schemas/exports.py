@@ -49,7 +49,9 @@ class ExportOrder:
 
     def __post_init__(self) -> None:
         if not self.to.strip():
-            raise UsageError("--to is empty: name a file in .parquet, a folder or an s3:// prefix")
+            raise UsageError(
+                "--to is empty: name a file ending in .parquet, a folder or an s3:// prefix"
+            )
         if self.kind is not ExportKind.CORRECTIONS and self.selection != Selection():
             raise UsageError(
                 f"--proposer, --tag and --min-rejections choose corrections; {self.kind} are "

@@ -65,7 +65,9 @@ class Settings(BaseSettings):
         default=Access.UMASK, description="the same of outputs and exports in folders"
     )
     s3_endpoint_url: str | None = Field(default=None, description="S3 endpoint other than AWS")
-    lease_sec: float = Field(default=60.0, gt=0, description="a lease without heartbeat ends then")
+    lease_sec: float = Field(
+        default=60.0, gt=0, description="a lease without a heartbeat expires after so many seconds"
+    )
     step_deadline_sec: float = Field(
         default=900.0,
         gt=0,

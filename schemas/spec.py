@@ -219,7 +219,10 @@ class SamplingSpec(Part):
     top_p: float = Field(default=1.0, gt=0.0, le=1.0, description="nucleus; 1 is off")
     top_k: int = Field(default=0, ge=0, lt=2**31, description="the k likeliest tokens; 0 is off")
     min_p: float = Field(
-        default=0.0, ge=0.0, lt=1.0, description="share of the likeliest token's; 0 is off"
+        default=0.0,
+        ge=0.0,
+        lt=1.0,
+        description="least probability, relative to the most likely token; 0 is off",
     )
     seed: int = Field(
         default=0,
@@ -244,7 +247,10 @@ class SamplingSpec(Part):
         default=0.0, ge=-2.0, le=2.0, description="of tokens in the output; 0 is off"
     )
     frequency_penalty: float = Field(
-        default=0.0, ge=-2.0, le=2.0, description="the same, times their count; 0 is off"
+        default=0.0,
+        ge=-2.0,
+        le=2.0,
+        description="penalty on tokens of the output, per occurrence; 0 is off",
     )
     logit_bias: Annotated[tuple[tuple[TokenId, Bias], ...], _PAIRS] = Field(
         default=(), max_length=_MOST_TOKENS_NAMED, description="token id: bias added to its logit"

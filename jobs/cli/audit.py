@@ -50,7 +50,7 @@ def audit(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="one JSON object on one line")] = False,
 ) -> None:
-    """Check a job's audit log and all it pins, and replay some completions with its verifier."""
+    """Check a job's audit log and everything it records, and replay some completions."""
     settings, share = load_settings(), share_of(sample)
     with closing(make_store(settings)) as store:
         auditor = make_auditor(settings, store)
@@ -97,7 +97,7 @@ def share_of(text: str) -> float:
     except ValueError:
         share = -1.0
     if not 0 <= share <= 1:
-        raise UsageError(f"--sample {text!r} is no share: use 2%, or a number from 0 to 1")
+        raise UsageError(f"--sample {text!r} is not a share: use 2%, or a number from 0 to 1")
     return share
 
 

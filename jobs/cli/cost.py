@@ -50,7 +50,7 @@ def cost(
     if not paid.ticks and not costs:
         say("nothing was paid for yet")
         return
-    show_whole(balance_table(sheet, paid, "what the job had" if job else "what was leased"))
+    show_whole(balance_table(sheet, paid, "total of the job" if job else "what was leased"))
     for line in figures(line_of(costs)):
         say(line)
     if by is not None:
@@ -114,7 +114,7 @@ def saved_line(saved: Savings | None, is_drafted: bool) -> str:
         if saved.controls > 1:  # of several jobs together
             few = "one of the jobs had only one control step"
         return f"{told}, without an interval: {few}"
-    return f"{told}, 95 % sure of {signed_usd(saved.low_usd)} to {signed_usd(saved.high_usd)} saved"
+    return f"{told}, 95 % interval {signed_usd(saved.low_usd)} to {signed_usd(saved.high_usd)}"
 
 
 def lines_table(by: By, lines: Sequence[Line]) -> Table:

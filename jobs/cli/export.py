@@ -23,7 +23,7 @@ def export(
     to: Annotated[
         str,
         typer.Option(
-            "--to", help="a file in .parquet, or a folder or s3:// prefix for numbered parts"
+            "--to", help="a file ending in .parquet, or a folder or s3:// prefix for numbered parts"
         ),
     ],
     proposer: Annotated[

@@ -15,7 +15,7 @@ _IN, _OUT, _MODELS, _SAMPLING, _SPEED = "Input", "Output", "Models", "Sampling",
 
 SpecFile = Annotated[
     Path | None,
-    typer.Argument(metavar="[SPEC.yaml]", help="job spec; flags win over it", show_default=False),
+    typer.Argument(metavar="[SPEC.yaml]", help="job spec; flags override it", show_default=False),
 ]
 
 
@@ -56,7 +56,10 @@ MinTokens = Annotated[Whole, _option("--min-tokens", "no stop before this many t
 Temperature = Annotated[Real, _option("--temperature", "0 is greedy", _SAMPLING)]
 TopP = Annotated[Real, _option("--top-p", "nucleus; 1 is off", _SAMPLING)]
 TopK = Annotated[Whole, _option("--top-k", "the k likeliest tokens; 0 is off", _SAMPLING)]
-MinP = Annotated[Real, _option("--min-p", "share of the likeliest token's; 0 is off", _SAMPLING)]
+MinP = Annotated[
+    Real,
+    _option("--min-p", "least probability, relative to the most likely token; 0 is off", _SAMPLING),
+]
 Samples = Annotated[Whole, _option("--n", "completions per prompt", _SAMPLING)]
 Seed = Annotated[Whole, _option("--seed", "the job's seed", _SAMPLING)]
 StopTokenId = Annotated[
@@ -77,7 +80,8 @@ PresencePenalty = Annotated[
     Real, _option("--presence-penalty", "of tokens in the output, -2 to 2", _SAMPLING)
 ]
 FrequencyPenalty = Annotated[
-    Real, _option("--frequency-penalty", "the same, times their count", _SAMPLING)
+    Real,
+    _option("--frequency-penalty", "penalty on tokens of the output, per occurrence", _SAMPLING),
 ]
 Logprobs = Annotated[
     bool | None,
@@ -133,10 +137,11 @@ Tenant = Annotated[Text, _option("--tenant", "the tenant that the job belongs to
 
 Priority = Annotated[Text, _option("--priority", "class: high, normal or low")]
 Deadline = Annotated[
-    Real, _option("--deadline-sec", "stop so long after submission, and keep what is done")
+    Real,
+    _option("--deadline-sec", "stop this many seconds after submission, and keep what is done"),
 ]
 Budget = Annotated[
-    Real, _option("--budget-usd", "stop when so much is spent on devices, and keep what is done")
+    Real, _option("--budget-usd", "stop when this much is spent on devices, and keep what is done")
 ]
 
 SchedulesFolder = Annotated[
@@ -173,7 +178,7 @@ AssumedSpeed = Annotated[
     Real,
     _option(
         "--tokens-per-sec",
-        "for --dry-run: speed to reckon with instead of earlier jobs'",
+        "for --dry-run: speed to assume instead of earlier jobs'",
         min=0.001,
     ),
 ]

@@ -28,7 +28,7 @@ def purge(
         str | None,
         typer.Option(
             "--older-than",
-            help="jobs that ended so long ago: 30d, 12h; default: their tenants' retention",
+            help="jobs that ended this long ago or longer: 30d, 12h; default: tenants' retention",
             show_default=False,
         ),
     ] = None,

@@ -35,7 +35,7 @@ def top(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Watch workers, queues and jobs until Ctrl-C. Prints once if stdout is no terminal."""
+    """Watch workers, queues and jobs until Ctrl-C. Prints once if stdout is not a terminal."""
     settings = load_settings()
     with closing(make_store(settings)) as store:
         watch = Watch(LEASES_OF_SILENCE * settings.lease_sec, settings.lease_sec)

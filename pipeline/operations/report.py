@@ -37,8 +37,8 @@ MEANING = {
     TimeKind.VERIFY: "deciding tokens that were kept",
     TimeKind.DRAFT: "drafting",
     TimeKind.REJECTED: "verifying drafts that were refused",
-    TimeKind.PADDING: "rows that only fill up a pass",
-    TimeKind.OVERHEAD: "beside the models, while there was work",
+    TimeKind.PADDING: "padding rows of passes",
+    TimeKind.OVERHEAD: "outside the models, while busy",
     TimeKind.LOST: "attempts and drafts that came to nothing",
     TimeKind.IDLE: "without work",
 }

@@ -64,7 +64,9 @@ class ExportWriter:
         if local and is_file and Path(self._to).is_dir():
             raise OutputError(f"export {self._to} is a folder; name a file, or a folder like `out`")
         if local and not is_file and Path(self._to).is_file():
-            raise OutputError(f"export {self._to} is a file; name a folder, or a file in .parquet")
+            raise OutputError(
+                f"export {self._to} is a file; name a folder, or a file ending in .parquet"
+            )
         try:
             found = self._existing(objects)
         except ObjectError as error:

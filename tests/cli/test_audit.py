@@ -138,7 +138,7 @@ def test_a_sample_is_the_same_every_time(cli: Cli, done: str) -> None:
 def test_a_share_that_is_none_is_refused(cli: Cli, share: str) -> None:
     called = cli("audit", "anything", "--sample", share)
     assert called.code == 2
-    assert "is no share: use 2%, or a number from 0 to 1" in called.complaint
+    assert "is not a share: use 2%, or a number from 0 to 1" in called.complaint
 
 
 def test_256_completions_that_nobody_touched_audit_at_100_percent(

@@ -107,7 +107,7 @@ WRONG = {
     "a file in place of a folder": (["--to", "prompts.parquet/x"], "cannot be"),
     "a folder that is a file": (["--to", "plain"], "plain is a file; name a folder"),
     "another's file": (["--to", "prompts.parquet"], "prompts.parquet exists already"),
-    "an empty name": (["--to", ""], "--to is empty: name a file in .parquet, a folder or"),
+    "an empty name": (["--to", ""], "--to is empty: name a file ending in .parquet, a folder or"),
     "unknown scheme": (["--to", "gs://bucket/x"], "`gs://` is not supported"),
     "no bucket": (["--to", "s3:///x"], "looks like s3://bucket/key"),
 }
