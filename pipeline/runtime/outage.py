@@ -14,13 +14,14 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 
 from specbatch.schemas.errors import SpecbatchError
-from specbatch.schemas.refusals import TELL_EVERY_SEC, is_news
+from specbatch.schemas.refusals import is_news
 
 log = logging.getLogger(__name__)
 
 Attempts = Mapping[Hashable, Callable[[], object]]
 
-FIRST_SEC = 1.0
+FIRST_SEC = 1.0  # until the first retry; each later wait is twice as long ...
+LONGEST_SEC = 60.0  # ... up to this
 
 
 @dataclass(slots=True)
@@ -32,7 +33,7 @@ class _Pause:
 
     def extend(self, now: float) -> None:
         if now >= self.until:  # else it is another task of the same try
-            self.wait_sec = min(TELL_EVERY_SEC, max(FIRST_SEC, 2 * self.wait_sec))
+            self.wait_sec = min(LONGEST_SEC, max(FIRST_SEC, 2 * self.wait_sec))
             self.until = now + self.wait_sec
 
 

@@ -32,6 +32,7 @@ from ledger.builders import (
     position,
 )
 
+from specbatch.pipeline.ledger import split_rules
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.errors import FencedError, StoreError, UsageError
 from specbatch.schemas.records import (
@@ -153,6 +154,26 @@ def test_a_failure_that_is_no_rows_fault_fails_the_group_whole(store: Store) -> 
     exhaust(store, 0)
     assert [prompts.rows for _, _, prompts, _ in store.failed_groups(JOB)] == [4]
     assert store.get_job(JOB).groups_total == 1
+
+
+def test_what_fails_row_after_row_is_split_up_to_a_limit(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(split_rules, "MOST_FAILED_HALVES", 2)
+    ingest(store, groups=3)
+    assert [fail(store, index) for index in range(3)] == [SPLIT, SPLIT + 1, None]
+    assert [(index, prompts.rows) for index, _, prompts, _ in store.failed_groups(JOB)] == [(2, 4)]
+
+
+def test_what_the_idle_took_over_does_not_count_against_what_fails(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(split_rules, "MOST_FAILED_HALVES", 1)
+    ingest(store, groups=2)
+    lease = claim(store, 1, owner="busy").lease
+    for keep in (3, 2):
+        store.split_group(lease, keep)
+    assert fail(store, 0) == SPLIT + 2
 
 
 def test_a_cancelled_group_is_not_cut(store: Store) -> None:

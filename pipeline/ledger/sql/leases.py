@@ -192,7 +192,7 @@ def close_group(
     if to is stage:
         return False
     error = rules.last_error_at(to, row.attempts, row.last_error)
-    if _ends_in_halves(job, row, to):
+    if _ends_in_halves(conn, job, row, to):
         splitting.in_halves(conn, now, job, row, max_attempts, error or "")
         return True
     conn.execute(
@@ -218,15 +218,15 @@ def _log_if_lost(
     return audit_log.link(conn, now, job, EntryKind.LOST, said, actor)
 
 
-def _ends_in_halves(job: Any, row: Any, to: Stage, whole: bool = False) -> bool:
-    return split_rules.ends_in_halves(
-        Stage(row.stage),
-        to,
-        row.rows,
-        cancelled=job.cancel_requested,
-        whole=whole or row.rows_kept > 0,  # the half they are in is not known here
-        groups_split=job.groups_cut,
-    )
+def _ends_in_halves(conn: Connection, job: Any, row: Any, to: Stage, whole: bool = False) -> bool:
+    stage, is_whole = Stage(row.stage), whole or row.rows_kept > 0  # their half is not known here
+    if not split_rules.ends_in_halves(
+        stage, to, row.rows, cancelled=job.cancel_requested, whole=is_whole
+    ):
+        return False
+    most = split_rules.MOST_FAILED_HALVES
+    # The count is never above `groups_cut`, which also has what idle workers took over.
+    return job.groups_cut < most or splitting.failed_halves(conn, job.job_id) < most
 
 
 def sent_on(to: Stage, now: Now) -> dict[str, Any]:
@@ -322,7 +322,7 @@ def _release_group(
         return Released(False)
     spent = row.attempts - forgiven
     to = rules.stage_without_lease(lease.stage, spent, max_attempts, job.cancel_requested)
-    if _ends_in_halves(job, row, to, whole):
+    if _ends_in_halves(conn, job, row, to, whole):
         return Released(True, splitting.in_halves(conn, now, job, row, max_attempts, error))
     attempts = spent if to is lease.stage else 0
     conn.execute(

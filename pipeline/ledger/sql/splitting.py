@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, exists, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, and_, exists, func, insert, or_, select, update
 from sqlalchemy.orm import aliased
 
 from specbatch.pipeline.ledger import rules, split_rules
@@ -74,6 +74,16 @@ def _split(
     )
     conn.execute(update(Job).where(Job.job_id == row.job_id).values(groups_cut=Job.groups_cut + 1))
     return index
+
+
+def failed_halves(conn: Connection, job_id: str) -> int:
+    """How many of a job's groups were split off and failed since, or with their whole.
+
+    What an idle worker took over counts only once it has failed itself.
+    """
+    split_off = Group.group_index >= FIRST_SPLIT_INDEX
+    failed = (Group.job_id == job_id, split_off, Group.last_error.is_not(None))
+    return conn.scalars(select(func.count()).where(*failed)).one()
 
 
 def _slice(row: Any) -> split_rules.Slice:
