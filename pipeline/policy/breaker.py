@@ -29,9 +29,6 @@ class Breaker:
     open_until: int | None = None  # step; None: it takes part
     probing: bool = False  # it takes part again, and has to show that it pays
 
-    def allows(self, step: int) -> bool:
-        return self.open_until is None or step >= self.open_until
-
     def half_opens(self, step: int) -> bool:
         """Whether its time has just run out, so that it is tried again; true once."""
         if self.open_until is None or step < self.open_until:

@@ -312,7 +312,7 @@ def _without_reached_limits(conn: Connection, job: Any, now: float) -> dict[str,
 
 
 def _stage_after_retry() -> ColumnElement[str]:
-    """`rules.stage_after_retry` in SQL, for all groups at once."""
+    """Where a FAILED or CANCELLED group restarts: finished files are kept."""
     return case(
         (Group.results.is_not(None), Stage.RECORD.value),
         (Group.drafts.is_not(None), Stage.VERIFY.value),
