@@ -49,7 +49,7 @@ VOCABULARY = 128_256
 DEPTH, ACCEPTANCE = 4, 0.7
 ROWS = 64  # of a group
 LEASE_SEC = 600.0
-NO_TIME = StageTiming(0.0, 0.0)
+NO_TIME = StageTiming(0.0)
 CHARACTERS = 4  # of a token
 Row = dict[str, Any]
 

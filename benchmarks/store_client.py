@@ -25,7 +25,7 @@ VERIFIER = "verifier"
 ROWS = 64
 TOKENS = 64
 LEASE_SEC = 60.0
-NO_TIME = StageTiming(0.0, 0.0)
+NO_TIME = StageTiming(0.0)
 RESULTS = Artefact("file:///results.arrow", "0" * 64, 1)
 
 

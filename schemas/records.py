@@ -262,7 +262,6 @@ class JobWork:
 class StageTiming:
     """What one attempt at a stage took."""
 
-    queue_sec: float  # from ready to claimed; filled by the store when 0
     compute_sec: float  # device or CPU time spent on the unit
     device_usd: float = 0.0
 

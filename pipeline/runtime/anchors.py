@@ -315,12 +315,10 @@ class Anchoring:
         self,
         store: Store,
         anchors: Anchors,
-        interval_sec: float = INTERVAL_SEC,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
         self._anchors = anchors
-        self._interval_sec = interval_sec
         self._clock = clock
         self._done: set[tuple[str, float | None]] = set()  # jobs with an anchor, and their ends
         self._stop = threading.Event()
@@ -389,5 +387,5 @@ class Anchoring:
             except Exception:
                 if not self._stop.is_set():  # else the store is closed
                     log.exception("could not anchor the logs that lack an anchor; %s", _NEXT)
-            if self._stop.wait(self._interval_sec):
+            if self._stop.wait(INTERVAL_SEC):
                 return

@@ -304,11 +304,11 @@ def test_a_guarded_proposer_has_draft_probs_where_the_proposer_has(foreign: Tiny
     request = Request("r", PROMPT, params, 1, verification=Verification.REJECTION)
     sequence = Sequence(request, frozenset(), 9)
     draft_model = DraftModelProposer(ModelRunner(loaded(foreign.draft, "float32"), 1 << 20))
-    kept = GuardedProposer(draft_model, lambda: None)
+    kept = GuardedProposer(draft_model, lambda: None, lambda *_: None)
     assert kept.has_draft_probs
     assert len(kept.propose([sequence], [2])[0]) == 2
     assert torch.equal(kept.draft_probs(sequence), draft_model.draft_probs(sequence))
-    assert not GuardedProposer(BlockProposer(), lambda: None).has_draft_probs
+    assert not GuardedProposer(BlockProposer(), lambda: None, lambda *_: None).has_draft_probs
 
 
 def test_a_guarded_proposer_does_all_that_a_proposer_does() -> None:

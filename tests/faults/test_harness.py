@@ -215,7 +215,7 @@ def test_a_store_without_a_fence_is_found_out(
         late = bed.store.claim_group(job_id, message.group_index or 0, Stage.VERIFY, "late", 60.0)
         assert late is not None
         bed.drain(job_id)
-        word = (late.lease, Stage.RECORD, late.prompts, StageTiming(0.0, 0.0))
+        word = (late.lease, Stage.RECORD, late.prompts, StageTiming(0.0))
         with pytest.raises(FencedError):
             bed.store.advance(*word)
         assert bed.report(job_id).violations == ()

@@ -40,7 +40,7 @@ from support.databases import new_database
 from support.scraping import reading
 
 P, A, C, B = (int(o) for o in (Origin.PLAIN, Origin.ACCEPTED, Origin.CORRECTED, Origin.BONUS))
-NO_TIME = StageTiming(0.0, 0.0)
+NO_TIME = StageTiming(0.0)
 
 
 def record(row: int = 0, **values: Any) -> CompletionRecord:

@@ -129,9 +129,9 @@ def _leave(conn: Connection, now: Now, lease: Lease, to: Stage, values: Mapping[
 
 
 def _timed(timing: StageTiming) -> dict[str, Any]:
-    """The timing added to the group's; the store's own queue time when none is given."""
+    """The timing added to the group's, and the time it waited, which the store knows."""
     return {
-        "queue_sec": Group.queue_sec + (timing.queue_sec or Group.waited_sec),
+        "queue_sec": Group.queue_sec + Group.waited_sec,
         "compute_sec": Group.compute_sec + timing.compute_sec,
         "device_usd": Group.device_usd + timing.device_usd,
     }

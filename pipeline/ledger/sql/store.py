@@ -6,12 +6,14 @@ neighbouring file's function, and the kind of transaction that runs it.
 
 from __future__ import annotations
 
+import getpass
+import os
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 
-from specbatch.pipeline.ledger.actor import whoami
 from specbatch.pipeline.ledger.sql import (
     audit_log,
     jobs,
@@ -312,3 +314,12 @@ class SqlStore:
     def close(self) -> None:
         """Close the pool's connections."""
         self._db.close()
+
+
+def whoami() -> str:
+    """`user@host` of this process: the actor that the audit log names by default."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        user = f"uid-{os.getuid()}"
+    return f"{user}@{socket.gethostname()}"

@@ -60,14 +60,8 @@ UNIT_STATES: Values = ("ready", "leased")
 RESULTS: Values = ("same", "different")
 
 
-def _counter(
-    name: str,
-    text: str,
-    *labels: str,
-    scope: Scope = Scope.PROCESS,
-    values: tuple[Values, ...] = (),
-) -> Metric:
-    return Metric(f"specbatch_{name}_total", Kind.COUNTER, text, labels, scope, values=values)
+def _counter(name: str, text: str, *labels: str, values: tuple[Values, ...] = ()) -> Metric:
+    return Metric(f"specbatch_{name}_total", Kind.COUNTER, text, labels, values=values)
 
 
 def _gauge(

@@ -67,11 +67,6 @@ def resident_bytes(status: Path = _STATUS) -> int | None:
     return _kib(status, "VmRSS")
 
 
-def peak_bytes(status: Path = _STATUS) -> int | None:
-    """Peak resident memory of this process; None where the system does not report it."""
-    return _kib(status, "VmHWM")
-
-
 def give_back_freed() -> None:
     """Collect garbage and return the allocator's free pages to the system."""
     gc.collect()

@@ -33,7 +33,7 @@ class GuardedProposer(Proposer):
         self,
         proposer: Proposer,
         on_failure: Callable[[], None],
-        on_open: Callable[[str, str], None] = lambda *_: None,
+        on_open: Callable[[str, str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`on_open` hears its name and a sentence."""
