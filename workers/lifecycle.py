@@ -100,7 +100,7 @@ def run_worker(
             wrap_enqueue(make_enqueue(app)),
             verifier,
             proposer,
-            line=channel,
+            hint_channel=channel,
             extra_draft_models=extra,
             fake_models=fake_models,
             queue_length=make_queue_length(app),

@@ -113,8 +113,8 @@ def demo(
 
 def run(c: Client, settings: Settings, spec: JobSpec, number: int) -> tuple[JobRow, TextTokenizer]:
     """One run to its end. Leaves the command where that is not a complete output."""
+    from specbatch.jobs.cli.checks import check_job
     from specbatch.jobs.cli.local import run_here
-    from specbatch.jobs.cli.reach import check_job
 
     key = f"demo-run-{number}"
     checked = check_job(settings, spec, key, c.is_keys_job)

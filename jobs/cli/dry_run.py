@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
+from specbatch.jobs.cli.checks import check_job
 from specbatch.jobs.cli.console import err, out, say, say_json
 from specbatch.jobs.cli.cost import cost_of
-from specbatch.jobs.cli.reach import check_job
 from specbatch.pipeline.bootstrap import make_store, priced_device
 from specbatch.pipeline.policy.costs.forecast import Forecast, PastJob, Range, forecast
 from specbatch.pipeline.policy.costs.job_costs import JobCost

@@ -13,10 +13,10 @@ from typing import Any
 
 import typer
 
+from specbatch.jobs.cli.checks import check_input_here
 from specbatch.jobs.cli.connect import check_broker_url, client
 from specbatch.jobs.cli.console import complain, remark, say, say_json
 from specbatch.jobs.cli.outcome import finish
-from specbatch.jobs.cli.reach import check_input_here
 from specbatch.jobs.cli.remote import follow
 from specbatch.jobs.schedules.definition import Schedule, load_schedule
 from specbatch.jobs.schedules.ticker import Ticker

@@ -92,7 +92,7 @@ def fenced(lease: Lease) -> FencedError:
     what = "job" if lease.group_index is None else f"group {lease.group_index} of job"
     return FencedError(
         f"{what} {lease.job_id} is no longer held at {lease.stage} by {lease.owner}"
-        f" (fencing token {lease.generation}): another worker owns the work now"
+        f" (fencing token {lease.token}): another worker owns the work now"
     )
 
 

@@ -33,7 +33,7 @@ from specbatch.pipeline.storage.objects import Objects, join, tidy
 from specbatch.schemas.audit import EntryKind, Finding, FindingKind, Head
 from specbatch.schemas.encryption import NEW_KEY
 from specbatch.schemas.errors import MissingExtraError, ObjectError, SpecbatchError, UsageError
-from specbatch.schemas.refusals import is_news
+from specbatch.schemas.refusals import should_log
 from specbatch.schemas.settings import Settings
 
 if TYPE_CHECKING:
@@ -380,7 +380,7 @@ class Anchoring:
             try:
                 self.catch_up()
             except SpecbatchError as error:
-                if is_news(error):
+                if should_log(error):
                     log.warning(
                         "could not anchor the logs that lack an anchor: %s; %s", error, _NEXT
                     )

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.errors import StoreError
-from specbatch.schemas.refusals import is_news
+from specbatch.schemas.refusals import should_log
 
 log = logging.getLogger(__name__)
 
@@ -50,5 +50,5 @@ class KnowledgeStore:
         try:
             self._store.keep_knowledge(about, state)
         except StoreError as error:
-            if is_news(error):
+            if should_log(error):
                 log.warning("the profile of %s is not saved: %s", about, error)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 
 from specbatch.schemas.errors import SpecbatchError
-from specbatch.schemas.refusals import is_news
+from specbatch.schemas.refusals import should_log
 
 log = logging.getLogger(__name__)
 
@@ -66,9 +66,9 @@ class Outage:
             self._pause.extend(self.clock())
             self._first |= first or {}
         if self.ends:
-            is_news(error)  # so that nobody else logs it
+            should_log(error)  # so that nobody else logs it
             self._closed.set()
-        elif is_news(error):
+        elif should_log(error):
             log.error("%s; this worker pauses and retries by itself", error)
 
     def begin_of_job(self, job_id: str, error: SpecbatchError) -> None:
@@ -78,7 +78,7 @@ class Outage:
             return
         with self._lock:
             self._of_jobs.setdefault(job_id, _Pause()).extend(self.clock())
-        if is_news(error):
+        if should_log(error):
             log.error("%s; this worker retries job %s by itself", error, job_id)
 
     def holds_back(self, job_id: str) -> bool:

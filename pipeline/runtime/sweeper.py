@@ -21,7 +21,7 @@ from specbatch.pipeline.runtime.client import Enqueue
 from specbatch.schemas.errors import JobNotFoundError, StoreError
 from specbatch.schemas.numeric_class import Pinned, Serves
 from specbatch.schemas.records import DueWork, Stage
-from specbatch.schemas.refusals import is_news
+from specbatch.schemas.refusals import should_log
 from specbatch.schemas.speculation import PRE_GENERATED, Decision, DecisionAction
 
 log = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class Sweeper:
             try:
                 part()
             except StoreError as error:
-                if is_news(error):
+                if should_log(error):
                     log.warning("could not %s; will retry at the next sweep: %s", what, error)
                 failed.append(error)
             if failed and self._stop.is_set():  # each part may wait long for a database
@@ -211,7 +211,7 @@ class Sweeper:
             try:
                 self._store.note_decisions(job_id, [decision])
             except StoreError as error:  # they went on all the same, and must be enqueued
-                if is_news(error):
+                if should_log(error):
                     log.warning("this could not be noted: %s", error)
 
     def _run(self) -> None:
@@ -219,7 +219,7 @@ class Sweeper:
             try:
                 self.sweep()
             except StoreError as error:
-                if is_news(error):
+                if should_log(error):
                     log.warning("sweep failed, the next one will do: %s", error)
             except Exception:
                 log.exception("sweep failed, the next one will do")

@@ -65,7 +65,7 @@ def test_a_group_tells_of_each_completion_and_of_its_worker(store: Store) -> Non
     assert (kind, actor) == ("group", "worker-7")
     assert said == {
         "index": 1,
-        "generation": lease.generation,
+        "generation": lease.token,
         "completions": [
             [row, 0, chained(completion_digest(completion(row)))] for row in range(4, 8)
         ],

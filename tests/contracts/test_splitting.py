@@ -82,10 +82,10 @@ def test_a_group_whose_attempts_are_used_up_is_cut_in_halves(store: Store) -> No
     assert {message.group_index for message in store.due()} == {0, SPLIT}
     first = claim(store, 0)
     assert (first.rows, first.row_start, first.row_stop, first.suspect) == (3, 0, 3, True)
-    assert (first.lease.generation, first.lease.attempt) == (5, 3)
+    assert (first.lease.token, first.lease.attempt) == (5, 3)
     second = claim(store, SPLIT, owner="w2")
     assert (second.rows, second.row_start, second.row_stop, second.suspect) == (2, 3, 5, True)
-    assert (second.lease.generation, second.lease.attempt) == (1, 3)
+    assert (second.lease.token, second.lease.attempt) == (1, 3)
     assert second.prompts == first.prompts == new_group(0).prompts
     assert second.where == Prompts(new_group(0).prompts, 3, 2)
 
@@ -119,7 +119,7 @@ def test_a_group_whose_workers_vanish_is_cut_at_the_next_claim(store: Store, clo
         clock.advance(LEASE_SEC)
     half = claim(store, 0)
     assert (half.rows, half.lease.attempt) == (2, 3)
-    assert half.lease.generation == old.generation + 2
+    assert half.lease.token == old.token + 2
     assert store.heartbeat([old], LEASE_SEC).lost == {old}
     with pytest.raises(FencedError):
         store.advance(old, Stage.RECORD, RESULTS, NO_TIME)

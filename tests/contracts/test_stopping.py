@@ -299,7 +299,7 @@ def test_only_who_holds_the_input_can_pause_it(store: Store) -> None:
     store.create_job(new_job())
     lease = claim_job(store, Stage.INGEST).lease
     with pytest.raises(FencedError):
-        store.pause_ingest(replace(lease, generation=9), 1)
+        store.pause_ingest(replace(lease, token=9), 1)
 
 
 def test_messages_carry_the_class_of_their_job(store: Store) -> None:

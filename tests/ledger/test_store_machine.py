@@ -402,7 +402,7 @@ class StoreLives(RuleBasedStateMachine):
 
     @invariant()
     def a_fencing_token_of_a_unit_has_one_lease(self) -> None:
-        names = [(x.job_id, x.group_index, x.generation) for x in self.leases]
+        names = [(x.job_id, x.group_index, x.token) for x in self.leases]
         assert len(set(names)) == len(names)
         current = [x for x in self.leases if self.model.is_current(x)]
         assert len({(x.job_id, x.group_index) for x in current}) == len(current)

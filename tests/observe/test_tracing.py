@@ -265,7 +265,7 @@ def test_a_killed_workers_attempt_is_named_by_the_next_one(site: Site, file: Pat
     (span,) = [s for s in read_traces(file) if s.name == "verify"]
     assert span.attributes["specbatch.attempt"] == 2
     assert span.attributes["specbatch.queue_sec"] == pytest.approx(5)
-    assert span.links == (f"{attempt_span_id(job_id, 0, dead.lease.generation):016x}",)
+    assert span.links == (f"{attempt_span_id(job_id, 0, dead.lease.token):016x}",)
 
 
 def test_an_attempt_that_outlives_its_worker_is_told_once(file: Path) -> None:

@@ -89,7 +89,7 @@ class Engine:
         if observer is not None:
             blocks = runner.blocks
             self._watch = Watch(observer, self.stats, blocks, max_sequences, proposers, drift_every)
-            self._speculator.decision_log.on_decision = observer.turned
+            self._speculator.decision_log.on_decision = observer.drafting_switched
 
     # --- what callers do -----------------------------------------------------------------------
     def add(self, request: Request) -> None:

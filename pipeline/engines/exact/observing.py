@@ -39,7 +39,7 @@ class Observer(Protocol):
         """A request ended by a stop or by length; the time per token after its first."""
         ...
 
-    def turned(self, job_id: str, proposer: str, is_off: bool) -> None:
+    def drafting_switched(self, job_id: str, proposer: str, is_off: bool) -> None:
         """A proposer, or `ALL_PROPOSERS`, was enabled or disabled for a job."""
         ...
 

@@ -198,7 +198,7 @@ def close_group(
     conn.execute(
         update(Group).where(_is_group(job_id, index)).values(**sent_on(to, now), last_error=error)
     )
-    jobs.settle(conn, now, job_id, **_log_if_lost(conn, now, job, row, to, error))
+    jobs.move_if_done(conn, now, job_id, **_log_if_lost(conn, now, job, row, to, error))
     return False
 
 
@@ -293,7 +293,7 @@ def _release_job(
     forgiven: bool,
     max_attempts: int,
 ) -> Released:
-    held = (lease.generation, lease.owner, lease.stage.value)
+    held = (lease.token, lease.owner, lease.stage.value)
     if (job.generation, job.lease_owner, job.stage) != held:
         return Released(False)
     if job.cancel_requested and lease.stage is Stage.INGEST:
@@ -331,7 +331,7 @@ def _release_group(
         .values(stage=to.value, ready_at=now, attempts=attempts, last_error=error, **FREE)
     )
     head = _log_if_lost(conn, now, job, row, to, error, lease.owner)
-    jobs.settle(conn, now, lease.job_id, **head)
+    jobs.move_if_done(conn, now, lease.job_id, **head)
     return Released(True)
 
 
@@ -379,8 +379,7 @@ def _extend(
         *(table.generation, table.lease_owner, table.stage),
     )
     wanted = {
-        (x.job_id, *[x.group_index] * groups, x.generation, x.owner, x.stage.value): x
-        for x in leases
+        (x.job_id, *[x.group_index] * groups, x.token, x.owner, x.stage.value): x for x in leases
     }
     rows = conn.execute(
         update(table)

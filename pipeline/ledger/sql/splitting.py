@@ -41,7 +41,7 @@ def in_halves(conn: Connection, now: Now, job: Any, row: Any, max_attempts: int,
     return _split(conn, job, row, (first, stays), (rest, values(rest)))
 
 
-def give_back(conn: Connection, now: Now, lease: Lease, keep: int) -> int:
+def split_group(conn: Connection, now: Now, lease: Lease, keep: int) -> int:
     """Give back all but the first `keep` rows of a group held at VERIFY; return their index."""
     job = jobs.lock(conn, lease.job_id)
     held = select(*Group.__table__.c).where(*is_held(lease)).with_for_update()
@@ -127,7 +127,7 @@ def is_held(lease: Lease) -> list[ColumnElement[bool]]:
     return [
         Group.job_id == lease.job_id,
         Group.group_index == lease.group_index,
-        Group.generation == lease.generation,
+        Group.generation == lease.token,
         Group.lease_owner == lease.owner,
         Group.stage == lease.stage.value,
     ]
@@ -136,7 +136,7 @@ def is_held(lease: Lease) -> list[ColumnElement[bool]]:
 # --- what the idle ask for ------------------------------------------------------------------
 
 
-def want(
+def ask_for_split(
     conn: Connection, now: Now, model: str, owner: str, serves: Serves | None = None
 ) -> tuple[str, int] | None:
     """Mark the group that an idle verifier would like half of. It must be able to verify it."""

@@ -184,7 +184,7 @@ class OtelTracing(Tracing):
                 self._changed.notify_all()
 
     def _begin(self, lease: Lease) -> OtelSpan:
-        job_id, group, generation = lease.job_id, lease.group_index, lease.generation
+        job_id, group, generation = lease.job_id, lease.group_index, lease.token
         sampled = self.is_sampled(job_id, group)
         told: dict[str, Value] = {
             names.JOB: job_id,
@@ -323,7 +323,7 @@ class OtelSpan(Span):
             names.JOB: self._lease.job_id,
             names.REQUEST_ID: request_id,
             names.ATTEMPT: self._lease.attempt,
-            names.GENERATION: self._lease.generation,
+            names.GENERATION: self._lease.token,
             **attributes,
         }
         if self._lease.group_index is not None:
