@@ -39,9 +39,9 @@ def main() -> None:
     begun, computed = time.time(), time.process_time()
     for _ in range(int(count) - 1):
         do_group(store, verifier, owner)
-    told = {"begun": begun, "ended": time.time(), "cpu_sec": time.process_time() - computed}
+    result = {"begun": begun, "ended": time.time(), "cpu_sec": time.process_time() - computed}
     store.close()
-    print(json.dumps(told | {"groups": int(count) - 1}))
+    print(json.dumps(result | {"groups": int(count) - 1}))
 
 
 def do_group(store: Store, verifier: str, owner: str) -> None:

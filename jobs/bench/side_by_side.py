@@ -48,7 +48,7 @@ ISA_FACTS = ("isa", "isa_verified", "isa_by")
 Row = dict[str, Any]
 Key = tuple[str, str, float | None]
 DEPTH_OFF: Key = (OURS, OFF, None)
-Tell = Callable[[int, int, str], None]  # runs done, runs in all, what is done now
+OnProgress = Callable[[int, int, str], None]  # runs done, runs in all, what is done now
 
 
 @dataclass(slots=True)
@@ -121,11 +121,11 @@ class Report:
         unfinished.replace(path)
 
 
-def run(plan: Plan, path: Path, work: Path, tell: Tell) -> Report:
+def run(plan: Plan, path: Path, work: Path, on_progress: OnProgress) -> Report:
     """Measure, writing the file after each N. Interrupted, it returns what there is."""
     model, draft = plan.bench_model(work)
     prompts = read_prompts(plan, model.folder)
-    tell(0, 1, "loading")
+    on_progress(0, 1, "loading")
     with _taking_part(plan, model, draft, work) as (entries, peers):
         header = _header(plan, model.name, draft, prompts)
         header["engines"] = described(entries, HOW | PEERS_HOW)
@@ -136,7 +136,7 @@ def run(plan: Plan, path: Path, work: Path, tell: Tell) -> Report:
             turns = Turns(n, idling=Idling(peers.processes))
             first = i * total // len(plan.counts)
             try:
-                _take_turns(turns, entries, prompts.ids[:n], plan, (first, total), tell)
+                _take_turns(turns, entries, prompts.ids[:n], plan, (first, total), on_progress)
             except KeyboardInterrupt:
                 report.interrupted = True
             report.rows += turns.rows(entries)
@@ -171,14 +171,14 @@ def _take_turns(
     prompts: Prompts,
     plan: Plan,
     steps: tuple[int, int],
-    tell: Tell,
+    on_progress: OnProgress,
 ) -> None:
     done, total = steps
     off_rate = 1.0
     for turn in range(plan.runs + 1):
         before = ""
         for entry in entries:
-            tell(done, total, f"N={turns.n} {entry.engine} {entry.label}")
+            on_progress(done, total, f"N={turns.n} {entry.engine} {entry.label}")
             done += 1
             if entry.key in turns.failed:
                 continue
@@ -199,7 +199,7 @@ def _take_turns(
             if turn:
                 turns.rates.setdefault(entry.key, []).append(rate)
                 turns.ratios.setdefault(entry.key, []).append(rate / off_rate)
-    tell(done, total, f"N={turns.n} done")
+    on_progress(done, total, f"N={turns.n} done")
 
 
 def _header(plan: Plan, model: str, draft: Path | None, prompts: PromptSet) -> dict[str, Any]:

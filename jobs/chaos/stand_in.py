@@ -276,15 +276,15 @@ class StandInHost:
 
     def serves(self) -> Serves:
         """One class, whatever a job asks for, and fingerprints like those of `EngineHost`."""
-        told = Serves.of(self.model.ref, dict.fromkeys(all_keys(), self._numeric_class))
+        serves = Serves.of(self.model.ref, dict.fromkeys(all_keys(), self._numeric_class))
         with self._naming:
             try:
                 self._models.check_again()
             except ModelError as error:
                 log.warning("taking no jobs that pin a fingerprint: %s", error)
-                return told
+                return serves
             found, drafts = self._models.of(self.model), self._models.drafts
-        return replace(told, fingerprint=found, drafts=drafts)
+        return replace(serves, fingerprint=found, drafts=drafts)
 
     def load(self) -> bytes:
         """Read the model's files, as for making an engine."""

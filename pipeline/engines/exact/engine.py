@@ -334,8 +334,8 @@ class Engine:
     def _raised(self, sequence: Sequence, error: Exception) -> str:
         where = f"step {self.stats.steps + 1} of the engine, at token {sequence.num_output}"
         request_id = sequence.request.request_id
-        told = {"request": request_id}
-        log.warning("request %s: %s", request_id, where, exc_info=error, extra=told)
+        fields = {"request": request_id}
+        log.warning("request %s: %s", request_id, where, exc_info=error, extra=fields)
         return f"{where}: {with_type(error)}"
 
     @staticmethod

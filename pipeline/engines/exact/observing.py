@@ -66,7 +66,7 @@ class Watch:
         self._blocks = blocks
         self._most_sequences = most_sequences
         self._drift = DriftWatch(proposers, observer.drifted, drift_every)
-        self._told = self._counts()
+        self._reported = self._counts()
         self._first_at: dict[Sequence, int] = {}  # ticks; of those that have one
 
     def _counts(self) -> tuple[list[int], int, int, int]:
@@ -98,15 +98,15 @@ class Watch:
             drafted = list(map(len, part.drafts))
             passes.append((sum([p.take for p in part.plan]) + sum(drafted), len(part.plan)))
             depths.update(zip([draft.proposer for draft in part.drafts], drafted, strict=True))
-        before, self._told = self._told, self._counts()
+        before, self._reported = self._reported, self._counts()
         self._stats.kv_blocks = self._blocks.counts
         self._observer.stepped(
             StepFigures(
                 passes,
                 self._most_sequences,
                 depths,
-                [a - b for a, b in zip(self._told[0], before[0], strict=True)],
-                *(a - b for a, b in zip(self._told[1:], before[1:], strict=True)),
+                [a - b for a, b in zip(self._reported[0], before[0], strict=True)],
+                *(a - b for a, b in zip(self._reported[1:], before[1:], strict=True)),
             )
         )
         self._drift.report()

@@ -38,8 +38,8 @@ class MemoryBudget:
 
     def __str__(self) -> str:
         parts = ("process", "weights", "kv_cache", "workspace")
-        told = ", ".join(f"{p.replace('_', ' ')} {getattr(self, p) >> 20}" for p in parts)
-        return f"{self.total >> 20} MiB ({told})"
+        sizes = ", ".join(f"{p.replace('_', ' ')} {getattr(self, p) >> 20}" for p in parts)
+        return f"{self.total >> 20} MiB ({sizes})"
 
 
 def budget_of(models: Sequence[MemoryBudget], on_processor: bool) -> MemoryBudget:
