@@ -143,9 +143,7 @@ def consume(app: Celery, queues: list[str], concurrency: int) -> None:
     ).start()
     asked = (state.should_stop, state.should_terminate)
     if all(code is None or code is False for code in asked):  # 0 is SIGTERM's
-        raise WorkerEndedError(
-            "the worker ended though nobody asked it to: its log says why; restart it"
-        )
+        raise WorkerEndedError("the worker stopped unexpectedly: its log says why; restart it")
 
 
 @contextmanager

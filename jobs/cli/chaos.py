@@ -116,7 +116,7 @@ def _conclude(ran: list[Ran], json: bool) -> None:
         say(
             "each key once, all files as listed, all outputs those of the undisturbed job"
             if not violations
-            else f"THE LAW IS BROKEN in {len(violations)} ways, see above"
+            else f"{len(violations)} invariants violated, see above"
         )
     if violations:
         raise typer.Exit(BROKEN)

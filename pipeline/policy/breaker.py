@@ -270,20 +270,18 @@ def verdict(
     who drafts instead of it, and at which acceptance. The choice weighs each sequence apart, so it
     may differ from what their mean says: then the reason is another.
     """
-    beside = f"with {sequences} sequences in a step"
-    found = f"{proposer}'s drafts are accepted at {rate:.2f} (of the last {tested:.0f} looked at)"
+    at = f"at {sequences} sequences"
+    found = f"{proposer}: acceptance {rate:.2f} over the last {tested:.0f} tested tokens"
+    if not pays and needed > 1.0:
+        return f"no acceptance pays for what drafts of {proposer} cost {at}"
     if pays and rate < needed:
-        return f"{found}, and pay for those of the {sequences} sequences in a step that do better"
-    if pays:
-        return f"{found}, enough {beside}: from {needed:.2f} on they pay"
-    if needed > 1.0:
-        return f"{beside} no acceptance pays for what {proposer}'s drafts cost"
-    if rate < needed:
-        return f"{found}, too little {beside}: from {needed:.2f} on they pay"
+        return f"{found}; it pays for those of the {sequences} sequences in a step that do better"
+    if pays or rate < needed:
+        return f"{found}; break-even {at} is {needed:.2f}"
     if rival is not None:
         other, of_other = rival
         return (
-            f"{found}, which would pay alone {beside}, but {other}'s, accepted at {of_other:.2f}, "
-            "bring more, and both together no more than these"
+            f"{found}; it would pay alone {at}, but {other}, with acceptance {of_other:.2f}, "
+            "brings more, and both together no more than that"
         )
-    return f"{found}, which would pay if there were enough of them for all {sequences} sequences"
+    return f"{found}; it would pay if all {sequences} sequences in a step had such drafts"

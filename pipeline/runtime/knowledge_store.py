@@ -32,7 +32,7 @@ class KnowledgeStore:
             state = self._store.knowledge(about)
             return None if state is None else Knowledge.restored(dict(state))
         except (StoreError, *_UNUSABLE) as error:
-            log.warning("the profile of %s cannot be used: %r", about, error)
+            log.warning("cannot use the machine knowledge of %s: %r", about, error)
             return None
 
     def keep(self, about: str, knowledge: Knowledge) -> None:
@@ -40,7 +40,7 @@ class KnowledgeStore:
         try:
             self._writer.submit(self._write, about, knowledge.state())
         except (RuntimeError, ValueError) as error:  # closed already, or not serialisable
-            log.warning("the profile of %s is not saved: %r", about, error)
+            log.warning("could not save the machine knowledge of %s: %r", about, error)
 
     def close(self) -> None:
         """Wait for writes in progress."""
@@ -51,4 +51,4 @@ class KnowledgeStore:
             self._store.keep_knowledge(about, state)
         except StoreError as error:
             if should_log(error):
-                log.warning("the profile of %s is not saved: %s", about, error)
+                log.warning("could not save the machine knowledge of %s: %s", about, error)

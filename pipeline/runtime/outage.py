@@ -113,7 +113,7 @@ class Outage:
                     if error.refused:
                         self.begin(error)
                         return False
-                    log.warning("not tried again: %s", error)
+                    log.warning("gave up a deferred release: %s", error)
                 with self._lock:
                     self._first.pop(name, None)
             return True

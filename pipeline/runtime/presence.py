@@ -51,7 +51,7 @@ class Presence:
         try:
             self._store.forget_process(self._process.process_id)
         except StoreError as error:
-            log.log(_level(error), "this process counts as alive for a while: %s", error)
+            log.log(_level(error), "could not deregister this process; it will time out: %s", error)
 
     def _run(self) -> None:
         report_at = time.monotonic()

@@ -266,6 +266,6 @@ def test_a_store_that_is_away_takes_no_engine_with_it(
         kept.keep("here", Knowledge())
         kept.close()
         kept.keep("here", Knowledge())
-    assert caplog.text.count("is not saved") == 2
+    assert caplog.text.count("could not save the machine knowledge") == 2
     store.away = False
     assert store.knowledge("here") is None

@@ -77,7 +77,7 @@ def test_a_frozen_worker_finds_its_lease_gone(one_site: Site) -> None:
         assert ran.fired == [freeze]
         assert ran.restarts == 0
         assert ran.violations == []
-        if "dropped: " in log_of(one_site):
+        if "attempt abandoned, lease lost: " in log_of(one_site):
             return
     raise AssertionError("no frozen worker was told that its group is another's")
 
