@@ -19,7 +19,7 @@ from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.records import FIRST_SPLIT_INDEX, Lease, Stage
 from specbatch.schemas.tables import Group, Job, group_is_open
 
-_HELD = aliased(Group)  # made once: its sixty columns are slow to make
+_HELD = aliased(Group)  # made once: its many columns are slow to make
 
 # Columns that the new group shares with the group it is split from.
 _SHARED = ("job_id", "first_stage", "source", "prompts", "drafts", "results")
