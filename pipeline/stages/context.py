@@ -40,7 +40,6 @@ from specbatch.schemas.records import Artefact, DueWork, JobRow, Lease, Stage, S
 from specbatch.schemas.spec import JobSpec, spec_of
 from specbatch.schemas.timekeeping import usd_of
 
-ATTEMPTS_WITH_DRAFTS = 3  # of a group; at the last one missing drafts are no error
 MOST_KNOWN = 64
 
 Known = tuple[JobRow, JobSpec]
