@@ -101,7 +101,7 @@ def test_jobs_whose_files_cannot_go_keep_nobody_waiting(cli: Cli, done: Path) ->
         called = cli("purge", "--older-than", "30d", "--output")
         assert called.code == 4
         complaints = [line for line in called.err.splitlines() if line.startswith("error: ")]
-        assert [line.split()[2] for line in complaints] == [JOB, "b-lost"]
+        assert [line.split()[7].rstrip(";") for line in complaints] == [JOB, "b-lost"]
         assert f"{manifest} is not a manifest" in complaints[0]
         assert called.out.startswith(f"{int(wrong == '{}')} job")
     for job_id in (JOB, "b-lost", "c-fine"):
