@@ -73,6 +73,7 @@ def test_stages_need_no_torch(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.pipeline  # slow imports
 @pytest.mark.parametrize("folder", [ROOT, ROOT / "tests"], ids=["root", "tests"])
 def test_transformers_imports_with_our_folders_on_the_path(folder: Path) -> None:
     # There `kernels` is at most an empty namespace, which transformers takes for "not installed".

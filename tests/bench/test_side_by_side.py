@@ -26,6 +26,8 @@ from specbatch.jobs.bench.side_report import plot, reference_count, reference_sh
 from specbatch.schemas.errors import InputError, ModelError, UsageError
 from support.models import TinyPair
 
+pytestmark = pytest.mark.pipeline  # runs models
+
 SMALL = Plan(
     counts=(1, 3),
     acceptances=(0.5, 1.0),
@@ -74,7 +76,9 @@ def test_all_ways_write_the_same_and_keep_the_drafts_they_were_promised(
     for row in measured["rows"]:
         assert row["same_as_off"] == 1, row
         if row["acceptance"] == 1:
-            assert row["accepted"] == row["proposed"] > 0, row
+            assert row["accepted"] == row["proposed"], row
+            # `auto` goes by measured times: on a busy machine it may find that no draft pays.
+            assert row["proposed"] > 0 or row["mode"] == "auto", row
         if row["drafts"] == REPLAYED and row["engine"] != OURS:
             assert row["as_replayed"] == 1
     # The same spoilt tokens at the same depth: the same passes, whoever verifies.

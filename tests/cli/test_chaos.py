@@ -10,6 +10,8 @@ from specbatch.jobs.chaos import harness
 from specbatch.jobs.chaos.conservation import Report
 from specbatch.schemas.crash_points import CrashPoint
 
+pytestmark = pytest.mark.pipeline  # starts processes
+
 
 def test_it_tells_what_happens_and_that_the_law_held(cli: Any) -> None:
     done = cli("chaos", "--runs", 3, "--seed", 4)

@@ -121,6 +121,7 @@ def test_the_demo_fails_where_outputs_differ_or_none_was_compared(
     assert ", ".join(same.differing) in capsys.readouterr().err
 
 
+@pytest.mark.pipeline  # runs the demo
 def test_an_interrupted_demo_resumes_and_shows_everything_it_promises(
     cli: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.pipeline  # starts processes
+
 BLOCKED = """
 import sys
 heavy = {"torch", "pyarrow", "numpy", "transformers", "tokenizers", "safetensors", "triton"}

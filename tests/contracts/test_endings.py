@@ -61,7 +61,9 @@ def test_a_published_job_is_final(store: Store, clock: Clock) -> None:
 def test_why_an_output_was_given_back_is_forgotten_once_it_is_there(store: Store) -> None:
     ingest(store, groups=1)
     commit(store, verified(store, 0))
-    store.release(claim_job(store, Stage.PUBLISH).lease, "the bucket is away", forgiven=True)
+    lease = claim_job(store, Stage.PUBLISH).lease
+    assert store.release(lease, "the bucket is away", forgiven=True).was_held
+    assert not store.release(lease, "once more", forgiven=True).was_held
     assert store.get_job(JOB).last_error == "the bucket is away"
     store.finish_job(claim_job(store, Stage.PUBLISH).lease, JobState.DONE)
     assert store.get_job(JOB).last_error is None

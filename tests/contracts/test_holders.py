@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contracts.shorthand import claim, ingest
-from ledger.builders import JOB, LEASE_SEC, Clock
+from contracts.shorthand import claim, claim_job, ingest
+from ledger.builders import JOB, LEASE_SEC, Clock, new_job
 
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.numeric_class import Serves
@@ -16,7 +16,17 @@ def test_holders_are_those_whose_leases_have_not_run_out(store: Store, clock: Cl
     claim(store, 0)
     assert store.holders(JOB) == ["w1"]
     assert store.holders("no-such-job") == []
-    clock.now += LEASE_SEC + 1
+    clock.now += LEASE_SEC
+    assert store.holders(JOB) == []
+
+
+def test_the_reader_of_the_input_is_a_holder_until_its_lease_runs_out(
+    store: Store, clock: Clock
+) -> None:
+    store.create_job(new_job())
+    claim_job(store, Stage.INGEST)
+    assert store.holders(JOB) == ["ingester"]
+    clock.now += LEASE_SEC
     assert store.holders(JOB) == []
 
 

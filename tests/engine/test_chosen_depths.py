@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from engine.simulating import Clock, Simulation, Source, clock
 from policy.machines import Machine, best, linear, saturating, stepped
 
 from support.grids import pairwise
+
+pytestmark = pytest.mark.pipeline  # long simulations
 
 __all__ = ["clock"]
 

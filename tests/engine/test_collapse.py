@@ -12,6 +12,8 @@ from specbatch.pipeline.policy.depth import StepCost, break_even
 from specbatch.pipeline.policy.tuning import HYSTERESIS
 from specbatch.schemas.speculation import ALL_PROPOSERS, Decision, DecisionAction
 
+pytestmark = pytest.mark.pipeline  # long simulations
+
 __all__ = ["clock"]
 GOOD, BAD = 0.8, 0.05
 HALF_STEPS = 2000  # of depth 0, for half of a job

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from support.models import tiny_llama
 
 STEPS = """
@@ -45,6 +47,7 @@ print(engine.stats.proposed, slept() - before)
 """
 
 
+@pytest.mark.pipeline  # runs a model
 def test_torchs_threads_are_not_woken(tmp_path: Path) -> None:
     model = tiny_llama(
         tmp_path / "model", vocab_size=300, hidden=128, layers=2, heads=4, kv_heads=2

@@ -62,6 +62,7 @@ def test_models_that_cannot_be_loaded_are_named(tmp_path: Path) -> None:
         TextTokenizer.load(str(tmp_path))
 
 
+@pytest.mark.pipeline  # slow imports
 def test_threads_that_load_the_first_tokenizer_at_once_all_have_it(tmp_path: Path) -> None:
     """In a process that has imported nothing, as a worker's is when its first groups come."""
     folder = save_tokenizer(tmp_path, CHAT_TEMPLATE)

@@ -62,6 +62,7 @@ def test_files_of_others_are_not(tmp_path: Path) -> None:
             read_own(Objects(), job, described(secret, uri))
 
 
+@pytest.mark.pipeline  # starts processes
 @given(name=st.text(max_size=30))
 def test_only_a_plain_name_in_the_workspace_is_one_s_own(name: str) -> None:
     job = job_in("s3://bucket/jobs/one")

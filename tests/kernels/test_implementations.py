@@ -203,6 +203,7 @@ def test_signatures_agree(kernel: str, implementation: str) -> None:
         assert inspect.signature(ours) == inspect.signature(theirs)
 
 
+@pytest.mark.pipeline  # slow imports
 def test_triton_is_imported_only_by_those_who_ask_for_it() -> None:
     code = (
         "import sys, specbatch.kernels.counters.cpu, specbatch.kernels.paged_attention.cpu\n"

@@ -133,6 +133,7 @@ while work := store.claim_next(Stage.VERIFY, "big", sys.argv[2], 600):
 """
 
 
+@pytest.mark.pipeline  # starts processes
 def test_processes_that_claim_at_once_share_all_groups_out(store: SqlStore, url: str) -> None:
     """Each once, none left; and every claim is charged."""
     plan(store, 3, 40)

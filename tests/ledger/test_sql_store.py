@@ -152,6 +152,7 @@ for index in range(int(sys.argv[2])):
 """
 
 
+@pytest.mark.pipeline  # starts processes
 def test_processes_never_claim_the_same_group(store: SqlStore, url: str) -> None:
     ingest(store, 60)
     claimers = [

@@ -437,8 +437,9 @@ def _settings(max_examples: int, steps: int) -> settings:
     )
 
 
-TestStoreLives = StoreLives.TestCase
-TestStoreLives.settings = _settings(max_examples=40, steps=20)
+@pytest.mark.pipeline  # many lives of a store
+class TestStoreLives(StoreLives.TestCase):  # type: ignore[misc]  # made at run time
+    settings = _settings(max_examples=25, steps=20)
 
 
 @pytest.mark.long

@@ -31,6 +31,8 @@ PLACES = {
     "the output": (errno.ENOSPC, "/out/", "results-", "/out/"),
     "the folder for temporary files": (errno.ENOSPC, "/scratch/specbatch-", "", "/scratch"),
 }
+# Another error at a place of these, which takes the same way.
+LIKE_OTHERS = {"the store, over a quota", "the workspace, over a quota"}
 
 
 @pytest.fixture
@@ -46,7 +48,13 @@ def place(tmp_path: Path) -> Iterator[LocalRuns]:
     made.store.close()
 
 
-@pytest.mark.parametrize("refusal", PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        pytest.param(PLACES[name], id=name, marks=[pytest.mark.long] * (name in LIKE_OTHERS))
+        for name in PLACES
+    ],
+)
 def test_a_local_run_names_the_place_that_refuses_and_its_job_resumes(
     disk: RefusingDisk, place: LocalRuns, refusal: tuple[int, str, str, str]
 ) -> None:

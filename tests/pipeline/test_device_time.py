@@ -408,5 +408,6 @@ class Life(RuleBasedStateMachine):
         assert sum(s.spent for s in sessions) == sum(s.ticks.total for s in slices)
 
 
-TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+@pytest.mark.pipeline  # many lives of a worker
+class TestLife(Life.TestCase):  # type: ignore[misc]  # made at run time
+    settings = settings(max_examples=25, stateful_step_count=40, deadline=None)

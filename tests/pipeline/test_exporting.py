@@ -402,6 +402,7 @@ def peaks(folder: Path, kind: ExportKind, completions: int) -> list[int]:
     return [int(word) for word in done.stdout.split()]
 
 
+@pytest.mark.pipeline  # starts processes
 @pytest.mark.parametrize("kind", [ExportKind.TOKENS, ExportKind.CORRECTIONS])
 def test_four_times_the_completions_take_no_more_memory(tmp_path: Path, kind: ExportKind) -> None:
     # All of the larger job's completions would take some 120 MiB more.

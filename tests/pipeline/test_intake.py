@@ -27,6 +27,8 @@ from support.databases import sqlite_store
 from support.one_thread import OneThread, one_thread
 from support.peak_memory import below
 
+pytestmark = pytest.mark.pipeline  # starts processes
+
 GROUPS = 20
 
 

@@ -11,8 +11,10 @@ from contracts.shorthand import claim
 from ledger.builders import JOB, new_group, new_job, position
 
 from specbatch.pipeline.ledger.sql.store import SqlStore
+from specbatch.pipeline.observe.tracing.span_names import LEASE_LOST, STOPPED
+from specbatch.pipeline.observe.tracing.tracing import Attributes, Span
 from specbatch.pipeline.runtime.leases import Held, LeaseKeeper
-from specbatch.schemas.errors import StoreError
+from specbatch.schemas.errors import FencedError, StoreError
 from specbatch.schemas.records import Beat, Lease, Stage
 from support.databases import sqlite_store
 
@@ -40,6 +42,60 @@ def lease_keeper(store: SqlStore) -> Iterator[LeaseKeeper]:
     lease_keeper = LeaseKeeper(store, 3 * LONG, LONG)
     yield lease_keeper
     lease_keeper.close()
+
+
+class Recorded(Span):
+    """Keeps the names of its events."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def event(self, name: str, attributes: Attributes | None = None) -> None:  # noqa: ARG002 - names are enough
+        self.events.append(name)
+
+
+def test_a_lost_lease_is_noted_once_and_ends_the_work(
+    store: SqlStore, lease_keeper: LeaseKeeper
+) -> None:
+    lease, span = held_group(store), Recorded()
+    with lease_keeper.hold(lease, span=span) as held:
+        lease_keeper.beat()
+        held.check()
+        assert span.events == []
+        store.expire_leases(JOB, "w")
+        assert store.claim_group(JOB, 0, Stage.VERIFY, "another", LONG) is not None
+        lease_keeper.beat()
+        lease_keeper.beat()
+        assert span.events == [LEASE_LOST]
+        with pytest.raises(FencedError):
+            held.check()
+
+
+def test_a_stop_is_noted_once(store: SqlStore, lease_keeper: LeaseKeeper) -> None:
+    lease, span = held_group(store), Recorded()
+    with lease_keeper.hold(lease, span=span):
+        store.request_cancel(JOB)
+        lease_keeper.check_cancelled()
+        lease_keeper.beat()
+    assert span.events == [STOPPED]
+
+
+def test_of_two_holders_of_one_lease_the_later_one_has_it(
+    store: SqlStore, lease_keeper: LeaseKeeper, caplog: pytest.LogCaptureFixture
+) -> None:
+    lease = held_group(store)
+    with lease_keeper.hold(lease) as earlier:
+        assert not caplog.messages
+        with lease_keeper.hold(lease) as later:
+            assert earlier.lost.is_set()
+            assert not later.lost.is_set()
+            assert [str(lease) in message for message in caplog.messages] == [True]
+        assert not lease_keeper.holds(Stage.VERIFY)
+
+
+def test_a_lease_keeper_holds_no_process_up(lease_keeper: LeaseKeeper) -> None:
+    del lease_keeper
+    assert all(one.daemon for one in threading.enumerate() if one.name == "lease-keeper")
 
 
 def test_a_deadline_is_heard_of_when_it_passes(store: SqlStore, lease_keeper: LeaseKeeper) -> None:
@@ -81,8 +137,13 @@ def test_looking_tells_what_each_group_has_cost(store: SqlStore, lease_keeper: L
 
 
 def test_a_store_that_is_away_stops_nothing(
-    store: SqlStore, lease_keeper: LeaseKeeper, monkeypatch: pytest.MonkeyPatch
+    store: SqlStore,
+    lease_keeper: LeaseKeeper,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level("INFO")
+
     def away(_: object) -> set[str]:
         raise StoreError("the database is away")
 
@@ -92,6 +153,7 @@ def test_a_store_that_is_away_stops_nothing(
             patch.setattr(store, "cancelled_jobs", away)
             lease_keeper.check_cancelled()
         assert not held.cancelled.is_set()
+        assert [m for m in caplog.messages if "the database is away" in m]
         store.request_cancel(JOB)
         lease_keeper.check_cancelled()
         assert held.cancelled.is_set()
@@ -151,7 +213,7 @@ def test_the_keeper_looks_by_itself(store: SqlStore) -> None:
 
 
 def test_a_heartbeat_that_fails_in_an_unforeseen_way_is_not_the_last_one(
-    store: SqlStore, monkeypatch: pytest.MonkeyPatch
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     beats, again = [], threading.Event()
     real = store.heartbeat
@@ -170,6 +232,7 @@ def test_a_heartbeat_that_fails_in_an_unforeseen_way_is_not_the_last_one(
         with lease_keeper.hold(lease) as held:
             assert again.wait(60)
             assert not held.lost.is_set()
+        assert "nobody thought of this" in caplog.text
     finally:
         lease_keeper.close()
 

@@ -30,6 +30,8 @@ from specbatch.schemas.timekeeping import Device
 from support.databases import migrated
 from support.stage_context import stage_context
 
+pytestmark = pytest.mark.pipeline  # many runs of a whole job
+
 MOST_OPERATIONS = 12  # transactions of a group that is drafted for, and teaches all it can
 PLAIN_OPERATIONS = 7  # of one that is not drafted for
 ROWS = 4  # of a group

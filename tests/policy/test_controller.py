@@ -36,6 +36,7 @@ COUNTS = (1, 8, 32, 128)
 RATES = (0.0, 0.3, 0.5, 0.7, 0.9, None)  # None: sequences of different acceptance
 
 
+@pytest.mark.pipeline  # half a million simulated steps
 @pytest.mark.parametrize("noise", [0.0, 0.1], ids=["still", "noisy"])
 @pytest.mark.parametrize("machine", [linear, stepped, saturating])
 def test_what_is_learned_comes_near_the_best_there_is(machine: Machine, noise: float) -> None:

@@ -44,6 +44,7 @@ def saved(of: Measured, **report: Any) -> Savings:
 
 
 # --- sham jobs ----------------------------------------------------------------------------------
+@pytest.mark.pipeline  # a million simulated steps
 @pytest.mark.parametrize("noise", NOISES.values(), ids=NOISES)
 def test_of_200_sham_jobs_95_in_100_intervals_hold_nothing_saved(noise: Noise) -> None:
     inside, half = covered(noise, jobs=200, steps=3000, every=5)

@@ -117,10 +117,10 @@ def test_every_character_of_a_find_is_gone_and_all_others_stay(
 
 
 def test_a_text_of_any_shape_is_done_in_time_in_proportion_to_its_length() -> None:
-    """A search that tries all pairs of places in such a text takes hours, not a second."""
+    """A search that tries all pairs of places in such a text takes half an hour, not a moment."""
     redactor = Redactor({"OWN": r"\w{1,20}-\d+x"})
     for piece in ("the quick fox ", "a", "1", "1.2.", "a:", "@", "a@", "4 1", "-", "'", "\u00e9"):
-        length = 1_000_000
+        length = 200_000
         redactor.spans((piece * length)[:length])
 
 

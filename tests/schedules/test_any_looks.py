@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger.builders import Clock
@@ -19,13 +20,14 @@ from support.databases import sqlite_store
 EXPRESSIONS = ("30 2 * * *", "0 */3 * * *", "15 * * * *", "0,30 1,2,3 * * *", "@daily")
 
 
+@pytest.mark.pipeline  # many lives of a store
 @given(
     place=st.sampled_from(CHANGES),
     cron=st.sampled_from(EXPRESSIONS),
     catch_up=st.sampled_from(["none", "latest", "all"]),
     looks_sec=st.lists(st.integers(0, 2 * 1440 * 60), min_size=1, max_size=8, unique=True),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_each_time_has_one_row_and_the_policys_ones_a_job(
     place: tuple[str, datetime], cron: str, catch_up: str, looks_sec: list[int]
 ) -> None:

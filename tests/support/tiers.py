@@ -46,6 +46,7 @@ FOLDERS = {
 }
 NEEDS = {  # fixtures, and a parameter
     "tiny_pair": "pipeline",  # models, which are run
+    "triton": "pipeline",  # kernels, which are interpreted
     "redis_server": "pipeline",
     "postgres_server": "pipeline",
     "postgres": "pipeline",
