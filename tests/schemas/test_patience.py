@@ -14,7 +14,7 @@ from specbatch.schemas.patience import Asking, NoAnswerError, end_within, patien
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patience, "NOTICE_SEC", 0.05)
     monkeypatch.setattr(patience, "LEAST_SEC", 0.1)
-    monkeypatch.setattr(patience, "_LOOK_SEC", 0.01)
+    monkeypatch.setattr(patience, "_POLL_SEC", 0.01)
 
 
 def test_a_server_that_answers_is_waited_for_without_a_word() -> None:
