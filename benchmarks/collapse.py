@@ -1,7 +1,7 @@
 """`make bench-collapse`: drafts that stop fitting in the middle of a job, beside depth 0.
 
 The first half of a job's prompts has drafts of which most are right, the second half of which
-almost none are, as when prompts switch domain. Told is the speed over the second half, and what the
+almost none are, as when prompts switch domain. Reports the speed over the second half, and what the
 decision rows say.
 """
 

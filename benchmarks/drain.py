@@ -94,7 +94,7 @@ def drain(
     group_size: int,
     new_tokens: int,
     servers_pids: dict[str, int],
-    tell: Callable[[str], None],
+    say: Callable[[str], None],
 ) -> Drained:
     """Write the input, start the workers, and follow the job to its end."""
     model = stand_in_model.write_model(work / "model")
@@ -127,7 +127,7 @@ def drain(
                 for name, pid in pids.items():
                     size = own_bytes(pid) if name in servers_pids else resident_bytes(pid)
                     done.memory.setdefault(name, []).append(size)
-                tell(f"{now:.0f} s: {progress.rows_done} rows done, {progress.rows_total} read")
+                say(f"{now:.0f} s: {progress.rows_done} rows done, {progress.rows_total} read")
             if progress.state.is_final:
                 break
             time.sleep(POLL_SEC)

@@ -31,7 +31,7 @@ RESULTS = Path(__file__).parent / "results"
 RUNS = 5
 
 
-def make(folder: Path, job: str, told: Any) -> None:
+def make(folder: Path, job: str, pipe: Any) -> None:
     """In a process of its own: write the report, tell seconds and memory."""
     settings = Settings(database_url=f"sqlite:///{folder / 'big.db'}", workspace=str(folder))
     store = make_store(settings)
@@ -42,7 +42,7 @@ def make(folder: Path, job: str, told: Any) -> None:
     (folder / "report.html").write_text(html)
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     store.close()
-    told.send(
+    pipe.send(
         {
             "seconds": round(seconds, 2),
             "cpu_sec": round(cpu_sec, 2),

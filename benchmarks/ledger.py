@@ -49,7 +49,7 @@ VOCABULARY = 128_256
 DEPTH, ACCEPTANCE = 4, 0.7
 ROWS = 64  # of a group
 LEASE_SEC = 600.0
-NO_TIME = StageTiming(0.0, 0.0)
+NO_TIME = StageTiming(0.0)
 CHARACTERS = 4  # of a token
 Row = dict[str, Any]
 
@@ -191,7 +191,7 @@ def measure(url: str, mean_tokens: int, drafts: bool, groups: int, clients: int)
     job_id = "0193b5a2c3d8f00aa1bb2"
     begin(store, job_id, groups * clients)
     before = size_of(url)
-    told = list(_run_clients(url, job_id, groups, clients, mean_tokens, drafts))
+    results = list(_run_clients(url, job_id, groups, clients, mean_tokens, drafts))
     store.close()
     written = clients * groups
     tokens = sum(
@@ -199,15 +199,15 @@ def measure(url: str, mean_tokens: int, drafts: bool, groups: int, clients: int)
         for index in range(written)
         for record in _group(index, mean_tokens, drafts)
     )
-    elapsed = max(t["ended"] for t in told) - min(t["begun"] for t in told)
-    timed = sum(t["tokens"] for t in told)
+    elapsed = max(t["ended"] for t in results) - min(t["begun"] for t in results)
+    timed = sum(t["tokens"] for t in results)
     return {
         "mean_tokens": mean_tokens,
         "drafts": drafts,
         "clients": clients,
         "completions": written * ROWS,
         "bytes_per_token": round((size_of(url) - before) / tokens, 2),
-        "commit_tokens_per_sec": round(timed / (sum(t["commit_sec"] for t in told) / clients)),
+        "commit_tokens_per_sec": round(timed / (sum(t["commit_sec"] for t in results) / clients)),
         "all_tokens_per_sec": round(timed / elapsed),
     }
 
@@ -264,8 +264,8 @@ def main() -> None:
     if arguments.client:
         url, job_id = arguments.client
         (mean,) = arguments.tokens
-        told = client(url, job_id, arguments.first, arguments.groups, mean, arguments.drafts)
-        print(json.dumps(told))
+        result = client(url, job_id, arguments.first, arguments.groups, mean, arguments.drafts)
+        print(json.dumps(result))
         return
     found: dict[str, Any] = {}
     with servers() as around, tempfile.TemporaryDirectory() as folder:

@@ -21,7 +21,6 @@ from specbatch.jobs.bench.models import demo_model, random_model
 from specbatch.pipeline.engines.contract import Request
 from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.host import EngineHost
-from specbatch.pipeline.engines.exact.model.memory import peak_bytes
 from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.schemas.records import SamplingParams
 from specbatch.schemas.spec import EngineSpec
@@ -144,6 +143,13 @@ def fill(
     while not engine.idle:
         engine.step()
     return count * (prompt_tokens + NEW_TOKENS)
+
+
+def peak_bytes() -> int | None:
+    """Peak resident memory of this process; None where the system does not report it."""
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.is_file() else []
+    return next((int(x.split()[1]) << 10 for x in lines if x.startswith("VmHWM:")), None)
 
 
 def forget_peak() -> None:

@@ -34,14 +34,14 @@ from typing import Any
 import torch
 
 from specbatch.benchmarks.engine import RESULTS
-from specbatch.benchmarks.inside import Parts, StageTimes, StepTimes, threads_cpu_sec
 from specbatch.benchmarks.overhead_job import rows_of, spec_of, write_input
 from specbatch.benchmarks.private_servers import Servers, servers
 from specbatch.benchmarks.processes import cpu_sec
+from specbatch.benchmarks.worker_times import Parts, StageTimes, StepTimes, threads_cpu_sec
 from specbatch.jobs.bench.machine import machine
 from specbatch.jobs.bench.models import BenchModel, demo_model
-from specbatch.jobs.cli.beside import KINDS as KINDS_BESIDE
-from specbatch.jobs.cli.beside import ProcessBeside
+from specbatch.jobs.cli.second_process import KINDS as SECOND_KINDS
+from specbatch.jobs.cli.second_process import SecondProcess
 from specbatch.pipeline.bootstrap import KINDS, make_client, make_store
 from specbatch.pipeline.engines.contract import Engines
 from specbatch.pipeline.engines.exact.host import EngineHost
@@ -167,9 +167,9 @@ def one_process(settings: Settings, model: BenchModel, around: Servers) -> Itera
 @contextmanager
 def worker_all(settings: Settings, model: BenchModel, around: Servers) -> Iterator[Course]:
     """As `specbatch worker all` has it: what needs no engine is in a process beside this one."""
-    kinds = tuple(kind for kind in KINDS if kind not in KINDS_BESIDE)
+    kinds = tuple(kind for kind in KINDS if kind not in SECOND_KINDS)
     with (
-        closing(ProcessBeside(settings, CONCURRENCY)) as other,
+        closing(SecondProcess(settings, CONCURRENCY)) as other,
         _embedded(settings, model, around, kinds) as course,
     ):
         course.pids["beside"] = other.pid

@@ -69,7 +69,7 @@ class Job:
     measured: Measured
     busy: float  # of the engine, all steps
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         return {"kind": self.kind, "busy": self.busy} | estimate(self.measured)
 
 
@@ -171,8 +171,8 @@ def shams_together(shams: Seq[tuple[Job, Job]]) -> dict[str, Any]:
     Choosing drafts takes a little time although there are none, so that is not quite 1.
     """
     together = pairs_together(shams)
-    told = [estimate(sham.measured) for sham, _ in shams]
-    sure = [one for one in told if one["half_width"] is not None]
+    estimates = [estimate(sham.measured) for sham, _ in shams]
+    sure = [one for one in estimates if one["half_width"] is not None]
     inside = sum(abs(one["reported"] - together["measured"]) <= one["half_width"] for one in sure)
     return together | {"with_interval": len(sure), "holding_what_was_measured": inside}
 
@@ -187,7 +187,7 @@ def in_turns(
             done.append((first(), second()))
         else:
             done.append((second(), first())[::-1])
-        print(json.dumps([job.told() for job in done[-1]]), flush=True)
+        print(json.dumps([job.as_json() for job in done[-1]]), flush=True)
     return done
 
 
@@ -214,7 +214,7 @@ def main() -> None:
         found["pooled_pairs"] = pairs_together(pairs)
     if shams:
         found["pooled_shams"] = shams_together(shams)
-    found["jobs"] = [job.told() for pair in (*pairs, *shams) for job in pair]
+    found["jobs"] = [job.as_json() for pair in (*pairs, *shams) for job in pair]
     arguments.results.mkdir(parents=True, exist_ok=True)
     (arguments.results / "savings-demo.json").write_text(json.dumps(found, indent=1) + "\n")
     for name in ("pooled_pairs", "pooled_shams"):

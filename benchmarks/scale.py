@@ -154,22 +154,22 @@ def store_row(around: Servers, clients: int, groups: int, one_job: bool) -> Row:
         assert process.stdin is not None, "it is a pipe"
         process.stdin.write("go\n")
         process.stdin.flush()
-    told = [json.loads(process.communicate()[0]) for process in running]
+    results = [json.loads(process.communicate()[0]) for process in running]
     served = cpu_sec(around.postgres.pid or 0) - before
-    seconds = max(one["ended"] for one in told) - min(one["begun"] for one in told)
+    seconds = max(one["ended"] for one in results) - min(one["begun"] for one in results)
     finished = sum(store.progress(job_id).groups_done for job_id in jobs)
     store.close()
     if finished != each * clients:
         raise SystemExit(f"{finished} of {each * clients} groups were committed")
-    timed = sum(one["groups"] for one in told)
+    timed = sum(one["groups"] for one in results)
     return {
         "clients": clients,
         "jobs": len(jobs),
         "groups_per_sec": round(timed / seconds, 1),
         "postgres_cpu_sec_per_group": round(served / timed, 5),
-        "client_cpu_sec_per_group": round(sum(one["cpu_sec"] for one in told) / timed, 5),
+        "client_cpu_sec_per_group": round(sum(one["cpu_sec"] for one in results) / timed, 5),
         "cpu": round(
-            (served + sum(o["cpu_sec"] for o in told)) / seconds / (os.cpu_count() or 1), 3
+            (served + sum(o["cpu_sec"] for o in results)) / seconds / (os.cpu_count() or 1), 3
         ),
     }
 

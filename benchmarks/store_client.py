@@ -25,7 +25,7 @@ VERIFIER = "verifier"
 ROWS = 64
 TOKENS = 64
 LEASE_SEC = 60.0
-NO_TIME = StageTiming(0.0, 0.0)
+NO_TIME = StageTiming(0.0)
 RESULTS = Artefact("file:///results.arrow", "0" * 64, 1)
 
 
@@ -39,9 +39,9 @@ def main() -> None:
     begun, computed = time.time(), time.process_time()
     for _ in range(int(count) - 1):
         do_group(store, verifier, owner)
-    told = {"begun": begun, "ended": time.time(), "cpu_sec": time.process_time() - computed}
+    result = {"begun": begun, "ended": time.time(), "cpu_sec": time.process_time() - computed}
     store.close()
-    print(json.dumps(told | {"groups": int(count) - 1}))
+    print(json.dumps(result | {"groups": int(count) - 1}))
 
 
 def do_group(store: Store, verifier: str, owner: str) -> None:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:  # the light install has no torch, no pyarrow and no prometheu
     from specbatch.pipeline.runtime.device_time import Timekeeper
     from specbatch.pipeline.runtime.knowledge_store import KnowledgeStore
     from specbatch.pipeline.stages.context import StageContext
-    from specbatch.pipeline.stages.refill import Line, Refiller, Refills
+    from specbatch.pipeline.stages.refill import HintChannel, Refiller, Refills
     from specbatch.schemas.timekeeping import Device
 
 log = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ class Worker:
     store: Store
     lease_keeper: LeaseKeeper
     presence: Presence
-    searches: Sequence[Sweeper | Anchoring | WorkStealer]  # threads beside the tasks
+    background: Sequence[Sweeper | Anchoring | WorkStealer]  # threads beside the tasks
     engines: Sequence[Engines]
     leader: Leader | None
     knowledge: KnowledgeStore
@@ -141,7 +141,7 @@ class Worker:
         """Start the threads beside the tasks: presence, sweeper, anchoring, work stealing."""
         if self.timekeeper is not None:
             self.timekeeper.beat()
-        for thread in (self.presence, *self.searches):
+        for thread in (self.presence, *self.background):
             thread.start()
 
     def run(self, stage: Stage, job_id: str, group_index: int | None) -> None:
@@ -158,7 +158,7 @@ class Worker:
 
     def close(self) -> None:
         self.outage.close()
-        for thread in self.searches:
+        for thread in self.background:
             thread.close()
         if self.refills is not None:
             followed = sum(stats.hints_followed for h in self.engines for stats in h.stats)
@@ -191,7 +191,7 @@ def make_worker(
     verifier: str | None = None,
     proposer: str | None = None,
     store: Store | None = None,
-    line: Line | None = None,
+    hint_channel: HintChannel | None = None,
     extra_draft_models: Sequence[str] = (),
     fake_models: FakeModels | None = None,
     queue_length: QueueLength = unknown,
@@ -202,9 +202,9 @@ def make_worker(
     """A worker of the given kinds. Engines load when their first group arrives.
 
     `verifier` is needed to verify, `proposer` to propose. A verify worker with a proposer also
-    drafts locally; one without asks for refills of blocks over `line`. `extra_draft_models` stand
-    beside the proposer, for verifying only. `fake_models` replace real ones. `queue_length` returns
-    how many messages wait for a unit's queue, if that is known. `meter` counts everything.
+    drafts locally; one without asks for refills of blocks over `hint_channel`. `extra_draft_models`
+    stand beside the proposer, for verifying only. `fake_models` replace real ones. `queue_length`
+    returns how many messages wait for a unit's queue, if that is known. `meter` counts everything.
     `trouble` returns why no messages can be taken, or None if they can. `only_job`: take work of no
     other job.
     Raises `ModelError` for folders that cannot be served, `MissingExtraError` without the engine
@@ -246,7 +246,7 @@ def make_worker(
     knowledge = KnowledgeStore(store)
     gate = threading.Lock()  # engines of one process take turns on the device
     alone = "verify" in kinds and proposer is None
-    refills = Refills(line) if line is not None and alone else None
+    refills = Refills(hint_channel) if hint_channel is not None and alone else None
 
     def host(model_index: int, drafts: bool) -> Engines | None:
         folder, beside_it = folders[model_index], folders[1] if drafts else None
@@ -327,7 +327,7 @@ def make_worker(
         verifier if "verify" in kinds else None,
         proposer if "propose" in kinds else None,
     )
-    searches: list[Sweeper | Anchoring | WorkStealer] = [
+    background: list[Sweeper | Anchoring | WorkStealer] = [
         Sweeper(
             store,
             sweeper_enqueue,
@@ -340,16 +340,16 @@ def make_worker(
         )
     ]
     if anchoring is not None and only_job is None:
-        searches.append(anchoring)
+        background.append(anchoring)
     if verifier is not None and verifying is not None and only_job is None:
         every_sec = settings.lease_sec / 3  # as leases are prolonged
-        searches.append(WorkStealer(store, lease_keeper, verifier, owner, every_sec, serves))
+        background.append(WorkStealer(store, lease_keeper, verifier, owner, every_sec, serves))
     return Worker(
         context=context,
         store=store,
         lease_keeper=lease_keeper,
         presence=Presence(store, process, trouble, settings.lease_sec / 3),
-        searches=searches,
+        background=background,
         engines=engines,
         leader=leader,
         knowledge=knowledge,

@@ -149,14 +149,14 @@ class PinnedJob:
 
         None if one of them may verify it.
         """
-        told = [
+        offers = [
             (one.owner, one.serves)
             for one in workers
             if one.serves is not None and one.serves.works_on(self.job_id)
         ]
-        mine = [(owner, serves) for owner, serves in told if serves.model == self.model]
-        if told and not mine:
-            there = _joined(f"`{serves.model}`" for _, serves in told)
+        mine = [(owner, serves) for owner, serves in offers if serves.model == self.model]
+        if offers and not mine:
+            there = _joined(f"`{serves.model}`" for _, serves in offers)
             return f"waits for a worker with model `{self.model}`; alive: {there}"
         same = [one for one in mine if one[1].has_model(self.model_fingerprint)]
         if mine and not same:

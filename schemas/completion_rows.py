@@ -51,7 +51,7 @@ def completion_values(lease: Lease, record: CompletionRecord) -> dict[str, Any]:
         "logprobs": as_float32(record.logprobs),
         **_flat(record.top_logprobs),
         **{name: None if value == () else value for name, value in flat.items()},
-        **_if_not_told(record),
+        **_if_not_derived(record),
     }
 
 
@@ -64,19 +64,19 @@ def beside_job(row: Mapping[str, Any], of_job: Mapping[str, Any]) -> dict[str, A
     return named
 
 
-def _if_not_told(record: CompletionRecord) -> dict[str, Any]:
+def _if_not_derived(record: CompletionRecord) -> dict[str, Any]:
     """Columns that others nearly always imply; NULL where they do."""
     proposed, accepted = by_depth(record.origins, record.provenance.drafted)
     makers = record.provenance.makers
-    told = {
+    derived = {
         "proposed_at_depth": proposed,
         "accepted_at_depth": accepted,
         "makers": (0,) * len(record.provenance.drafted),
         "compute_sec": record.ticks.total / TICKS_PER_SEC,
         "draft_sec": record.ahead_ticks / TICKS_PER_SEC,
     }
-    own = {name: makers if name == "makers" else getattr(record, name) for name in told}
-    return {name: None if own[name] == value else own[name] for name, value in told.items()}
+    own = {name: makers if name == "makers" else getattr(record, name) for name in derived}
+    return {name: None if own[name] == value else own[name] for name, value in derived.items()}
 
 
 def completion_record(row: Any) -> CompletionRecord:
@@ -87,9 +87,9 @@ def completion_record(row: Any) -> CompletionRecord:
         provenance = replace(provenance, makers=(0,) * len(provenance.drafted))
     proposed, accepted = row.proposed_at_depth, row.accepted_at_depth
     if proposed is None or accepted is None:
-        told = by_depth(row.origins or (), provenance.drafted)
+        derived = by_depth(row.origins or (), provenance.drafted)
         proposed, accepted = (
-            told[i] if own is None else own for i, own in enumerate((proposed, accepted))
+            derived[i] if own is None else own for i, own in enumerate((proposed, accepted))
         )
     return CompletionRecord(
         **{name: getattr(row, name) for name in _FIELDS},

@@ -19,7 +19,6 @@
     ├── WorkerEndedError         a worker ended by itself                     exit 7
     │   └── BrokerLostError      it could take no messages for too long
     └── EngineError              the engine cannot continue
-        ├── ShapeError           arguments of a kernel do not fit together
         ├── OutOfBlocksError     a sequence cannot fit the KV cache
         ├── NoEngineError        an engine could not be made, which may pass
         ├── DeviceLostError      the device is gone: the worker ends          exit 7
@@ -168,10 +167,6 @@ class BrokerLostError(WorkerEndedError):
 
 class EngineError(SpecbatchError):
     """The engine cannot continue this request."""
-
-
-class ShapeError(EngineError):
-    """Kernel arguments do not fit together."""
 
 
 class OutOfBlocksError(EngineError):

@@ -30,8 +30,8 @@ class Fingerprint:
 
     @classmethod
     def of(cls, parts: Mapping[str, str]) -> Fingerprint:
-        told = "".join(f"{name} {parts[name]}\n" for name in PARTS)
-        return cls(short_digest(told.encode()), dict(parts))
+        lines = "".join(f"{name} {parts[name]}\n" for name in PARTS)
+        return cls(short_digest(lines.encode()), dict(parts))
 
     @property
     def text(self) -> tuple[str, ...] | None:
@@ -61,9 +61,9 @@ class Models(NamedTuple):
         }
 
 
-def short_digest(told: bytes) -> str:
+def short_digest(data: bytes) -> str:
     """The first 128 bits of SHA-256, in hexadecimal."""
-    return hashlib.sha256(told).hexdigest()[:32]
+    return hashlib.sha256(data).hexdigest()[:32]
 
 
 def differing(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:

@@ -182,7 +182,7 @@ def _lease(row: Any, group_index: int | None) -> Lease:
         job_id=row.job_id,
         group_index=group_index,
         stage=Stage(row.stage),
-        generation=row.generation,
+        token=row.generation,
         owner=row.lease_owner,
         attempt=row.attempts,
     )

@@ -33,7 +33,7 @@ class Patience:
 
     notice: Callable[[str], None]
     deadline: float | None = None  # by `time.monotonic`: the command's own timeout
-    told: set[str] = field(default_factory=set)  # silent servers that the user knows of
+    announced: set[str] = field(default_factory=set)  # silent servers that the user knows of
 
 
 _current: ContextVar[Patience | None] = ContextVar("patience", default=None)
@@ -100,7 +100,7 @@ def patiently(server: str, budget_sec: float, work: Callable[[Asking], T]) -> T:
     threading.Thread(target=doing.run, args=(work,), name="waiting", daemon=True).start()
     while not doing.done.wait(_POLL_SEC):
         _poll(doing, patience, server, budget_sec)
-    patience.told.discard(server)
+    patience.announced.discard(server)
     if doing.error is not None:
         raise doing.error
     done: T = doing.result
@@ -111,7 +111,7 @@ def _poll(doing: Asking, patience: Patience, server: str, budget_sec: float) -> 
     """Report once that the server does not answer; raise `NoAnswerError` at the limit."""
     now, since, end = time.monotonic(), doing.silent_since, patience.deadline
     if since is None:
-        patience.told.discard(server)
+        patience.announced.discard(server)
         if end is not None and now >= end:
             raise NoAnswerError(
                 f"{server} was still working at {_clock(now)}, when the command's --timeout ended: "
@@ -125,9 +125,9 @@ def _poll(doing: Asking, patience: Patience, server: str, budget_sec: float) -> 
         raise NoAnswerError(
             f"{server} did not answer until {_clock(now)}: check that it runs and can be reached"
         )
-    if now - since >= NOTICE_SEC and server not in patience.told:
+    if now - since >= NOTICE_SEC and server not in patience.announced:
         patience.notice(f"{server} does not answer, trying again until {_clock(until)}")
-        patience.told.add(server)
+        patience.announced.add(server)
 
 
 def _clock(at: float) -> str:

@@ -195,13 +195,14 @@ class NewGroup:
 class Lease:
     """The right to work on one unit until the lease expires. `group_index` None: the job itself.
 
-    `generation` is the fencing token. Every claim raises it, and every later write names it.
+    `token` is the fencing token (`generation` in the store). Every claim raises it, and every later
+    write names it.
     """
 
     job_id: str
     group_index: int | None
     stage: Stage
-    generation: int
+    token: int
     owner: str
     attempt: int
 
@@ -262,7 +263,6 @@ class JobWork:
 class StageTiming:
     """What one attempt at a stage took."""
 
-    queue_sec: float  # from ready to claimed; filled by the store when 0
     compute_sec: float  # device or CPU time spent on the unit
     device_usd: float = 0.0
 

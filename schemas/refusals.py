@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from specbatch.schemas.errors import ObjectError, SpecbatchError
 
-TELL_EVERY_SEC = 60.0
+LOG_EVERY_SEC = 60.0
 
 # No space, over a quota, a file too long, read-only, not allowed, a broken disk.
 REFUSALS = frozenset(
@@ -39,12 +39,12 @@ REMEDIES = {
 _MOST_PLACES = 256  # that a process logs in one minute
 
 
-class News:
+class RefusalLog:
     """Decides whether to log a refusal now. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._told_at: dict[str, float] = {}  # by place, of the last minute
+        self._logged_at: dict[str, float] = {}  # by place, of the last minute
         self._lock = threading.Lock()
 
     def __call__(self, error: SpecbatchError) -> bool:
@@ -54,12 +54,12 @@ class News:
         place = _place_of(error)
         with self._lock:
             now = self._clock()
-            self._told_at = {
-                one: at for one, at in self._told_at.items() if now - at < TELL_EVERY_SEC
+            self._logged_at = {
+                one: at for one, at in self._logged_at.items() if now - at < LOG_EVERY_SEC
             }
-            if place in self._told_at or len(self._told_at) >= _MOST_PLACES:
+            if place in self._logged_at or len(self._logged_at) >= _MOST_PLACES:
                 return False
-            self._told_at[place] = now
+            self._logged_at[place] = now
             return True
 
 
@@ -69,4 +69,4 @@ def _place_of(error: SpecbatchError) -> str:
     return place.rpartition("/")[0]
 
 
-is_news = News()
+should_log = RefusalLog()

@@ -104,7 +104,7 @@ class Settings(BaseSettings):
         description="a group that no proposer claims for so long continues without drafts",
     )
     max_attempts: int = Field(
-        default=3, ge=1, description="claims of a group before it is cut or fails"
+        default=3, ge=1, description="claims of a group before it is split or fails"
     )
     price_per_device_hour_usd: Usd = Field(
         default=0.20, description="price of a device that is not in the price book"

@@ -66,7 +66,7 @@ class Attempt(NamedTuple):
     @classmethod
     def of(cls, lease: Lease) -> Attempt:
         assert lease.group_index is not None, "engines work for groups"
-        return cls(lease.job_id, lease.group_index, lease.generation, lease.stage)
+        return cls(lease.job_id, lease.group_index, lease.token, lease.stage)
 
 
 class Spent(NamedTuple):

@@ -49,16 +49,16 @@ def check(message: Message) -> None:
     model, most = _KINDS[name]
     body = parsed(message, most)
     if not (isinstance(body, list | tuple) and len(body) == 3):
-        raise RefusedMessageError("its body is not arguments, fields and what follows")
-    arguments, fields, follows = body
-    if arguments or not isinstance(fields, Mapping):
-        raise RefusedMessageError("its arguments have no names")
-    if follows and not (
-        isinstance(follows, Mapping) and set(follows) <= _CHAINED and not any(follows.values())
+        raise RefusedMessageError("its body is not Celery's [args, kwargs, embed]")
+    args, kwargs, embed = body
+    if args or not isinstance(kwargs, Mapping):
+        raise RefusedMessageError("it has positional arguments")
+    if embed and not (
+        isinstance(embed, Mapping) and set(embed) <= _CHAINED and not any(embed.values())
     ):
-        raise RefusedMessageError("it has other tasks in tow")
+        raise RefusedMessageError("it carries a chain, group or chord")
     try:
-        model.model_validate(dict(fields))
+        model.model_validate(dict(kwargs))
     except ValidationError as error:
         raise RefusedMessageError(wrong_fields(error)) from None
 

@@ -113,7 +113,7 @@ class RefillChannel(ConsumerMixin):
                 for _ in self.consume(limit=None):  # type: ignore[no-untyped-call]  # kombu has no types
                     pass
             except Exception as error:  # brokers raise many kinds for one meaning
-                log.info("no hints from the broker for a moment: %s", error)
+                log.info("hint consumer disconnected, reconnecting: %s", error)
                 self._closed.wait(_PAUSE_SEC)
 
     def get_consumers(self, consumer: Callable[..., Consumer], _: Any) -> list[Consumer]:
@@ -127,19 +127,19 @@ class RefillChannel(ConsumerMixin):
         ]
 
     def on_connection_error(self, exc: Exception, interval: float) -> None:
-        log.info("no hints from the broker for %.0f s: %s", interval, exc)
+        log.info("hint consumer disconnected, reconnecting in %.0f s: %s", interval, exc)
 
     def on_decode_error(self, message: Message, exc: Exception) -> None:  # noqa: ARG002 - the hook
-        log.warning("not a hint: it cannot be read (%s)", type(exc).__name__)
+        log.warning("dropped a malformed hint message: it cannot be read (%s)", type(exc).__name__)
 
     def _receive(self, received: Message) -> None:
         try:
             message = HintMessage.model_validate(parsed(received, MAX_HINT_BYTES))
         except ValidationError as error:
-            log.warning("not a hint: %s", wrong_fields(error))
+            log.warning("dropped a malformed hint message: %s", wrong_fields(error))
             return
         except RefusedMessageError as error:
-            log.warning("not a hint: %s", error)
+            log.warning("dropped a malformed hint message: %s", error)
             return
         self._on_hint(message)
 

@@ -100,7 +100,7 @@ def run_worker(
             wrap_enqueue(make_enqueue(app)),
             verifier,
             proposer,
-            line=channel,
+            hint_channel=channel,
             extra_draft_models=extra,
             fake_models=fake_models,
             queue_length=make_queue_length(app),
@@ -143,9 +143,7 @@ def consume(app: Celery, queues: list[str], concurrency: int) -> None:
     ).start()
     asked = (state.should_stop, state.should_terminate)
     if all(code is None or code is False for code in asked):  # 0 is SIGTERM's
-        raise WorkerEndedError(
-            "the worker ended though nobody asked it to: its log says why; restart it"
-        )
+        raise WorkerEndedError("the worker stopped unexpectedly: its log says why; restart it")
 
 
 @contextmanager

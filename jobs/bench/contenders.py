@@ -155,10 +155,9 @@ class ReplayProposer(Proposer):
         outputs: Mapping[str, Seq[int]],  # by request id
         acceptance: float,
         vocab_size: int,
-        seed: int = 0,
     ) -> None:
         self._drafts = {
-            name: spoilt(output, acceptance, vocab_size, f"{seed}/{name}")
+            name: spoilt(output, acceptance, vocab_size, f"0/{name}")
             for name, output in outputs.items()
         }
 

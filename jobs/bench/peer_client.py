@@ -90,8 +90,8 @@ class Peer:
                 options["draft"] = str(self._converted(spec.draft))
             self.process = self._launch()
             loading = {"model": str(model), "dtype": spec.dtype, "threads": spec.threads}
-            told = self._ask(loading | {"options": options})
-            self.versions, self.built_for = told["versions"], told["isa"]
+            answer = self._ask(loading | {"options": options})
+            self.versions, self.built_for = answer["versions"], answer["isa"]
         except PeerError as error:
             self.refused = str(error)
             self.stop()

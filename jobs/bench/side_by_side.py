@@ -1,7 +1,7 @@
 """`specbatch bench`: throughput against the number of prompts and against acceptance, by engine.
 
-All ways of all engines complete the same prompts in turns within one run: once to warm up and to
-learn, then `runs` times. Depth off is timed before every group of ways that is compared with it,
+All entries of all engines complete the same prompts in turns within one run: once to warm up and to
+learn, then `runs` times. Depth off is timed before every group of entries that is compared with it,
 and ratios are medians of ratios within such groups, so that the machine's mood cancels out. The
 first of an engine's turns after another's is not counted: libraries leave threads spinning and
 caches cold. The file is written after each N, and holds what was finished at an interruption.
@@ -22,38 +22,38 @@ from typing import Any
 import torch
 
 from specbatch.jobs.bench.contenders import OURS, Completed, Ours, Prompts, looked_at
-from specbatch.jobs.bench.huggingface import ENGINE, Transformers
-from specbatch.jobs.bench.isa import forced_level
-from specbatch.jobs.bench.machine import Idling, machine
-from specbatch.jobs.bench.models import BenchModel
-from specbatch.jobs.bench.peer_client import PeerError
-from specbatch.jobs.bench.peer_ways import HOW as PEERS_HOW
-from specbatch.jobs.bench.peer_ways import PeerWays
-from specbatch.jobs.bench.plan import OURS_KEY, Plan, PromptSet, read_prompts
-from specbatch.jobs.bench.ways import (
+from specbatch.jobs.bench.entries import (
     AUTO,
     HOW,
     LOOKUP,
     NONE,
     OFF,
     ONE_BY_ONE,
-    Way,
+    Entry,
     described,
-    our_ways,
+    our_entries,
     same,
-    transformers_ways,
+    transformers_entries,
 )
+from specbatch.jobs.bench.huggingface import ENGINE, Transformers
+from specbatch.jobs.bench.isa import forced_level
+from specbatch.jobs.bench.machine import Idling, machine
+from specbatch.jobs.bench.models import BenchModel
+from specbatch.jobs.bench.peer_client import PeerError
+from specbatch.jobs.bench.peer_entries import HOW as PEERS_HOW
+from specbatch.jobs.bench.peer_entries import PeerEntries
+from specbatch.jobs.bench.plan import OURS_KEY, Plan, PromptSet, read_prompts
 
 ISA_FACTS = ("isa", "isa_verified", "isa_by")
 Row = dict[str, Any]
 Key = tuple[str, str, float | None]
 DEPTH_OFF: Key = (OURS, OFF, None)
-Tell = Callable[[int, int, str], None]  # runs done, runs in all, what is done now
+OnProgress = Callable[[int, int, str], None]  # runs done, runs in all, what is done now
 
 
 @dataclass(slots=True)
 class Turns:
-    """The runs of all ways at one N so far."""
+    """The runs of all entries at one N so far."""
 
     n: int
     rates: dict[Key, list[float]] = field(default_factory=dict)  # tokens/s, without the warm-up
@@ -62,27 +62,27 @@ class Turns:
     failed: dict[Key, str] = field(default_factory=dict)
     idling: Idling = field(default_factory=lambda: Idling(dict))
 
-    def rows(self, ways: Sequence[Way]) -> list[Row]:
-        """One row per way that was measured, or that failed."""
+    def rows(self, entries: Sequence[Entry]) -> list[Row]:
+        """One row per entry that was measured, or that failed."""
         rows = []
-        for way in {way.key: way for way in ways}.values():
+        for entry in {entry.key: entry for entry in entries}.values():
             row: Row = {
                 "n": self.n,
-                "engine": way.engine,
-                "mode": way.mode,
-                "drafts": way.drafts,
-                "acceptance": way.acceptance,
+                "engine": entry.engine,
+                "mode": entry.mode,
+                "drafts": entry.drafts,
+                "acceptance": entry.acceptance,
             }
-            rates = self.rates.get(way.key, [])
-            if reason := self.failed.get(way.key):
+            rates = self.rates.get(entry.key, [])
+            if reason := self.failed.get(entry.key):
                 row["failed"] = reason
             elif not rates:
                 continue
             else:
-                completed = self.last[way.key]
+                completed = self.last[entry.key]
                 facts = dict(completed.facts)
                 row["tokens_per_sec"] = round(statistics.median(rates), 1)
-                row["over_off"] = round(statistics.median(self.ratios[way.key]), 3)
+                row["over_off"] = round(statistics.median(self.ratios[entry.key]), 3)
                 row["runs_tokens_per_sec"] = [round(rate, 1) for rate in rates]
                 row["timed_prompts"] = len(completed.outputs)
                 row["same_as_off"] = same(completed.outputs, self.last[DEPTH_OFF].outputs)
@@ -91,7 +91,7 @@ class Turns:
                     for key in ("proposed", "accepted", "as_replayed", *ISA_FACTS)
                     if key in facts
                 }
-                row["others_cores"] = self.idling.cores(str(way.key))
+                row["others_cores"] = self.idling.cores(str(entry.key))
                 if "accepted" in facts:
                     tokens = sum(map(len, completed.outputs))
                     row["tokens_per_pass"] = round(tokens / (tokens - facts["accepted"]), 3)
@@ -121,25 +121,25 @@ class Report:
         unfinished.replace(path)
 
 
-def run(plan: Plan, path: Path, work: Path, tell: Tell) -> Report:
+def run(plan: Plan, path: Path, work: Path, on_progress: OnProgress) -> Report:
     """Measure, writing the file after each N. Interrupted, it returns what there is."""
     model, draft = plan.bench_model(work)
     prompts = read_prompts(plan, model.folder)
-    tell(0, 1, "loading")
-    with _taking_part(plan, model, draft, work) as (ways, peers):
+    on_progress(0, 1, "loading")
+    with _taking_part(plan, model, draft, work) as (entries, peers):
         header = _header(plan, model.name, draft, prompts)
-        header["engines"] = described(ways, HOW | PEERS_HOW)
+        header["engines"] = described(entries, HOW | PEERS_HOW)
         header["versions"] = peers.versions
         report = Report(header)
-        total = len(plan.counts) * (plan.runs + 1) * len(ways)
+        total = len(plan.counts) * (plan.runs + 1) * len(entries)
         for i, n in enumerate(plan.counts):
             turns = Turns(n, idling=Idling(peers.processes))
             first = i * total // len(plan.counts)
             try:
-                _take_turns(turns, ways, prompts.ids[:n], plan, (first, total), tell)
+                _take_turns(turns, entries, prompts.ids[:n], plan, (first, total), on_progress)
             except KeyboardInterrupt:
                 report.interrupted = True
-            report.rows += turns.rows(ways)
+            report.rows += turns.rows(entries)
             if report.rows:
                 report.write(path)
             if report.interrupted:
@@ -150,56 +150,56 @@ def run(plan: Plan, path: Path, work: Path, tell: Tell) -> Report:
 @contextmanager
 def _taking_part(
     plan: Plan, model: BenchModel, draft: Path | None, work: Path
-) -> Iterator[tuple[list[Way], PeerWays]]:
-    """All ways in their order; ours come first, since the others replay what depth off wrote."""
+) -> Iterator[tuple[list[Entry], PeerEntries]]:
+    """All entries in their order; ours come first, since the others replay what depth off wrote."""
     isa = None if plan.engines == (OURS_KEY,) else forced_level(os.environ)
     ours = Ours(model, plan.dtype, new_tokens=plan.new_tokens, draft=draft)
-    ways = our_ways(plan, ours)
+    entries = our_entries(plan, ours)
     if ENGINE in plan.engines:
         dtype: torch.dtype = getattr(torch, plan.dtype)
         theirs = Transformers(model.folder, dtype, new_tokens=plan.new_tokens, draft=draft)
-        ways += transformers_ways(plan, ours, theirs)
+        entries += transformers_entries(plan, ours, theirs)
     if plan.engines != (OURS_KEY,):
-        ways = [replace(way, complete=looked_at(way.complete, isa)) for way in ways]
-    with PeerWays(plan, os.environ, model, draft, ours, work, isa) as peers:
-        yield [*ways, *peers.ways], peers
+        entries = [replace(entry, complete=looked_at(entry.complete, isa)) for entry in entries]
+    with PeerEntries(plan, os.environ, model, draft, ours, work, isa) as peers:
+        yield [*entries, *peers.entries], peers
 
 
 def _take_turns(
     turns: Turns,
-    ways: Sequence[Way],
+    entries: Sequence[Entry],
     prompts: Prompts,
     plan: Plan,
     steps: tuple[int, int],
-    tell: Tell,
+    on_progress: OnProgress,
 ) -> None:
     done, total = steps
     off_rate = 1.0
     for turn in range(plan.runs + 1):
         before = ""
-        for way in ways:
-            tell(done, total, f"N={turns.n} {way.engine} {way.label}")
+        for entry in entries:
+            on_progress(done, total, f"N={turns.n} {entry.engine} {entry.label}")
             done += 1
-            if way.key in turns.failed:
+            if entry.key in turns.failed:
                 continue
-            part = prompts[:ONE_BY_ONE] if way.one_by_one else prompts
+            part = prompts[:ONE_BY_ONE] if entry.one_by_one else prompts
             try:
-                if way.engine != before:
-                    way.complete(part)
-                with turns.idling.during(way.process, str(way.key)):
-                    completed = way.complete(part)
+                if entry.engine != before:
+                    entry.complete(part)
+                with turns.idling.during(entry.process, str(entry.key)):
+                    completed = entry.complete(part)
             except PeerError as error:
-                turns.failed[way.key] = str(error)
+                turns.failed[entry.key] = str(error)
                 continue
-            before = way.engine
-            turns.last[way.key] = completed
+            before = entry.engine
+            turns.last[entry.key] = completed
             rate = len(part) * plan.new_tokens / completed.seconds
-            if way.key == DEPTH_OFF:
+            if entry.key == DEPTH_OFF:
                 off_rate = rate
             if turn:
-                turns.rates.setdefault(way.key, []).append(rate)
-                turns.ratios.setdefault(way.key, []).append(rate / off_rate)
-    tell(done, total, f"N={turns.n} done")
+                turns.rates.setdefault(entry.key, []).append(rate)
+                turns.ratios.setdefault(entry.key, []).append(rate / off_rate)
+    on_progress(done, total, f"N={turns.n} done")
 
 
 def _header(plan: Plan, model: str, draft: Path | None, prompts: PromptSet) -> dict[str, Any]:
@@ -215,10 +215,10 @@ def _header(plan: Plan, model: str, draft: Path | None, prompts: PromptSet) -> d
 
 
 def beside_others(rows: Sequence[Row]) -> list[Row]:
-    """Auto's rate over the best of the other engines' ways: with the same drafts, and of all.
+    """Auto's rate over the best of the other engines' entries: with the same drafts, and of all.
 
-    The same drafts are replayed ones of its acceptance, or the draft model's. All ways are these,
-    those that do not draft, and prompt lookup, whose acceptance is what the texts make it.
+    The same drafts are replayed ones of its acceptance, or the draft model's. All entries are
+    these, those that do not draft, and prompt lookup, whose acceptance is what the texts make it.
     """
     found = []
     rated = [row for row in rows if "tokens_per_sec" in row]

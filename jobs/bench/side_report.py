@@ -1,8 +1,8 @@
 """The table and the plot of `specbatch bench`.
 
-The plot shows speed against the number of prompts and against acceptance. For other engines' ways
-with drafts it shows the best one at each point; the JSON has them all. matplotlib is an extra, so
-it is imported only when a plot is made.
+The plot shows speed against the number of prompts and against acceptance. For other engines'
+entries with drafts it shows the best one at each point; the JSON has them all. matplotlib is an
+extra, so it is imported only when a plot is made.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 from rich.table import Table
 
 from specbatch.jobs.bench.contenders import DRAFT_MODEL, OURS
-from specbatch.jobs.bench.ways import AUTO, NONE, OFF, REPLAYED
+from specbatch.jobs.bench.entries import AUTO, NONE, OFF, REPLAYED
 
 Row = dict[str, Any]
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """Tokens/s by way and N, and each over this engine's depth off."""
+    """Tokens/s by entry and N, and each over this engine's depth off."""
     counts = sorted({int(row["n"]) for row in rows})
     shown = Table(title="tokens/s (over specbatch's depth off)")
     shown.add_column("engine")
@@ -42,7 +42,7 @@ def table(rows: Sequence[Row]) -> Table:
 
 
 def key_of(row: Row) -> tuple[str, str, float | None]:
-    """Names a way."""
+    """Names a entry."""
     return row["engine"], row["mode"], row["acceptance"]
 
 
@@ -55,7 +55,7 @@ def _cell(row: Row | None) -> str:
 
 
 def remarks(rows: Sequence[Row]) -> list[str]:
-    """A sentence per failed way, with the message of its first failure."""
+    """A sentence per failed entry, with the message of its first failure."""
     failed: dict[tuple[str, str], str] = {}
     for row in rows:
         if "failed" in row:
@@ -138,7 +138,7 @@ def _lines(rows: Sequence[Row]) -> Lines:
 
 
 def _styles(lines: Lines) -> dict[str, dict[str, Any]]:
-    """One colour per engine, one dash and mark per way; off and auto are drawn thicker."""
+    """One colour per engine, one dash and mark per entry; off and auto are drawn thicker."""
     styles: dict[str, dict[str, Any]] = {}
     used: dict[str, int] = {}
     for label, rows in lines.items():

@@ -25,11 +25,11 @@ _WRITING = (
 class Armed:
     """Called at every crash point of this process. Fires due disturbances. Thread-safe."""
 
-    def __init__(self, number: int, on_postgres: bool, tell: Callable[[int, int], None]) -> None:
-        """`number`: of this worker. `tell(run, index)` is called before a disturbance fires."""
+    def __init__(self, number: int, on_postgres: bool, on_fire: Callable[[int, int], None]) -> None:
+        """`number`: of this worker. `on_fire(run, index)` is called before a disturbance fires."""
         self._number = number
         self._on_postgres = on_postgres
-        self._tell = tell
+        self._on_fire = on_fire
         self._arming = NOTHING
         self._open: dict[int, Disturbance] = {}
         self._lock = threading.Lock()
@@ -60,7 +60,7 @@ class Armed:
                 if place >= disturbance.nth:
                     del self._open[index]
                 if place == disturbance.nth:
-                    self._tell(arming.run, index)
+                    self._on_fire(arming.run, index)
                     due.append(disturbance)
         return due
 

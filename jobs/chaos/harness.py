@@ -60,7 +60,7 @@ MINUTES_APART = (-600.0, -120.0, 120.0, 600.0)  # in seconds
 _FULL = "disk-is-full"
 _EVIL = "nobody-sent-this"
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 Phases = Generator[None, None, None]
 T = TypeVar("T")
 
@@ -138,7 +138,7 @@ class Site:
     broker_url: str
     copy: StoreCopy
     expected: Mapping[Key, Outcome] = field(default_factory=dict)
-    tell: Tell = lambda _: None
+    notify: Notify = lambda _: None
     full: str = ""  # see `Arming`, from the next run on
     skews_sec: tuple[float, ...] = ()
     _learned: dict[Pinned, Mapping[Key, Outcome]] = field(default_factory=dict)
@@ -240,7 +240,7 @@ class Site:
             self._note_fired(ran, job.job_id)
             rows_done = self.store.progress(job.job_id).rows_done
             if incident is not None and (what := incident.move_on(rows_done)):
-                self.tell(f"  {what}: {self._census(job.job_id)}")
+                self.notify(f"  {what}: {self._census(job.job_id)}")
             return self.store.get_job(job.job_id).state.is_final
 
         self.pool.until(is_over, f"the end of job {job.job_id} ({ran.plan})")
@@ -259,7 +259,7 @@ class Site:
             disturbance = ran.plan.disturbances[fired.index]
             ran.fired.append(disturbance)
             counted = self._census(job_id)
-            self.tell(f"  {disturbance}: {counted}")
+            self.notify(f"  {disturbance}: {counted}")
             if not counted.holds and self.expected:
                 ran.unlawful.append(f"job {job_id} after {disturbance}: {counted}")
 
@@ -289,7 +289,7 @@ def site(
     workers_s3_url: str | None = None,
     step_sec: float = 0.0,
     copy: StoreCopy | None = None,
-    tell: Tell = lambda _: None,
+    notify: Notify = lambda _: None,
 ) -> Iterator[Site]:
     """A site with running workers that knows the expected outcomes of its job.
 
@@ -346,7 +346,7 @@ def site(
             workers=workers,
             broker_url=broker_url,
             copy=copy or StoreCopy(folder / "specbatch.db"),
-            tell=tell,
+            notify=notify,
         )
         made.learn()
         yield made

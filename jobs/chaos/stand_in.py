@@ -55,7 +55,7 @@ _PER_HASH = 8  # tokens decided by one hash of 64 bytes
 _PAIR = struct.Struct("<II")
 
 
-class Law:
+class HashedTokens:
     """The tokens of one request. A draft model's tokens differ in some places."""
 
     def __init__(
@@ -108,7 +108,7 @@ class StandInEngine:
         self._model = model
         self._pause = pause or threading.Event()
         self._waiting: deque[Sequence] = deque()
-        self._running: dict[Sequence, Law] = {}  # in the order of their arrival
+        self._running: dict[Sequence, HashedTokens] = {}  # in the order of their arrival
         self._hints: dict[str, tuple[int, tuple[int, ...]]] = {}  # request id: place, tokens
         self._refused: list[Completion] = []
 
@@ -163,15 +163,15 @@ class StandInEngine:
         refused, self._refused = self._refused, []
         while self._waiting and len(self._running) < self._max_sequences:
             sequence = self._waiting.popleft()
-            law = Law(sequence.request, self._vocab_size, self._agreement, self._model)
-            self._running[sequence] = law
+            hashed = HashedTokens(sequence.request, self._vocab_size, self._agreement, self._model)
+            self._running[sequence] = hashed
         if not self._running:
             return refused
         begun = now()
         if self._step_sec:
             self._pause.wait(self._step_sec)
         waited = now() - begun
-        rows = [self._decide(sequence, law) for sequence, law in self._running.items()]
+        rows = [self._decide(sequence, hashed) for sequence, hashed in self._running.items()]
         self._account(rows, waited, now() - begun - waited)
         ended = [s for s in self._running if s.finish_reason is not None]
         return refused + [self._end(s, s.finish_reason or FinishReason.ERROR) for s in ended]
@@ -186,13 +186,13 @@ class StandInEngine:
             sequence.steps.append(self.stats.steps)
             sequence.pass_ticks.append(share)
 
-    def _decide(self, sequence: Sequence, law: Law) -> Rows:
+    def _decide(self, sequence: Sequence, hashed: HashedTokens) -> Rows:
         """Accept the draft as far as it agrees, and add one token. Returns a model's rows."""
         at = sequence.num_output
         draft = self._draft(sequence, at)
         tokens, logprobs = [], []
         for place in range(len(draft) + 1):
-            token, logprob = self._allowed(sequence, law, at + place)
+            token, logprob = self._allowed(sequence, hashed, at + place)
             tokens.append(token)
             logprobs.append(logprob)
             if place == len(draft) or draft[place] != token:
@@ -217,9 +217,11 @@ class StandInEngine:
         begin, block = self._hints.get(request.request_id, (0, request.draft_ids))
         return list(block[at - begin : at - begin + depth]) if at >= begin and depth > 0 else []
 
-    def _allowed(self, sequence: Sequence, law: Law, position: int) -> tuple[int, float]:
+    def _allowed(
+        self, sequence: Sequence, hashed: HashedTokens, position: int
+    ) -> tuple[int, float]:
         """The hashed token, or the next one that is not an end where an end is too early."""
-        token, logprob = law.at(position)
+        token, logprob = hashed.at(position)
         if position < sequence.request.params.min_tokens:
             while token in sequence.stop_ids:
                 token = (token + 1) % self._vocab_size
@@ -276,15 +278,15 @@ class StandInHost:
 
     def serves(self) -> Serves:
         """One class, whatever a job asks for, and fingerprints like those of `EngineHost`."""
-        told = Serves.of(self.model.ref, dict.fromkeys(all_keys(), self._numeric_class))
+        serves = Serves.of(self.model.ref, dict.fromkeys(all_keys(), self._numeric_class))
         with self._naming:
             try:
                 self._models.check_again()
             except ModelError as error:
                 log.warning("taking no jobs that pin a fingerprint: %s", error)
-                return told
+                return serves
             found, drafts = self._models.of(self.model), self._models.drafts
-        return replace(told, fingerprint=found, drafts=drafts)
+        return replace(serves, fingerprint=found, drafts=drafts)
 
     def load(self) -> bytes:
         """Read the model's files, as for making an engine."""

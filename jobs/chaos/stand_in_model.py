@@ -137,6 +137,6 @@ def _byte_symbols(shift: int) -> dict[str, int]:
 
 def _no_tensors(name: str, version: int = 0) -> bytes:
     """A safetensors file without tensors. Its metadata makes folders differ."""
-    told = {"stand_in": name} | ({"version": str(version)} if version else {})
-    header = json.dumps({"__metadata__": told}).encode()
+    metadata = {"stand_in": name} | ({"version": str(version)} if version else {})
+    header = json.dumps({"__metadata__": metadata}).encode()
     return struct.pack("<Q", len(header)) + header

@@ -47,7 +47,7 @@ class Line:
     number: int
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def tell(self, event: Event) -> None:
+    def send(self, event: Event) -> None:
         with self.lock, contextlib.suppress(OSError):  # the supervisor has ended
             self.connection.send(event)
 
@@ -57,12 +57,12 @@ class Line:
             while True:
                 message: Arming | Ask = self.connection.recv()
                 if isinstance(message, Ask):
-                    self.tell(Busy(len(state.reserved_requests)))
+                    self.send(Busy(len(state.reserved_requests)))
                     continue
                 armed.arm(message)
                 queue.seed(message.message_seed)
                 clock.set_ahead(skew_of(message, self.number))
-                self.tell(IsArmed(message.run))
+                self.send(IsArmed(message.run))
         os._exit(1)
 
 
@@ -116,7 +116,7 @@ def work(order: Order, connection: Connection) -> int:
     armed = Armed(
         order.number,
         settings.store_url.startswith("postgres"),
-        lambda run, index: line.tell(Fired(run, index)),
+        lambda run, index: line.send(Fired(run, index)),
     )
     armed.arm(order.arming)
     queue.seed(order.arming.message_seed)
@@ -124,7 +124,7 @@ def work(order: Order, connection: Connection) -> int:
     crash_points.arm(armed)
     listener = threading.Thread(target=line.listen, args=(armed, queue), daemon=True)
     listener.start()
-    worker_ready.connect(lambda **_: line.tell(Ready()), weak=False)
+    worker_ready.connect(lambda **_: line.send(Ready()), weak=False)
     try:
         run_worker(
             settings,

@@ -96,8 +96,8 @@ def bench(
     logging.disable_progress_bar()  # other libraries' bars beside ours
     path = folder_for(output) / "bench.json"
     torch.set_num_threads(threads or torch.get_num_threads())
-    with tempfile.TemporaryDirectory() as temporary, progress() as tell:
-        report = run(plan, path, (work or Path(temporary)).resolve(), tell)
+    with tempfile.TemporaryDirectory() as temporary, progress() as on_progress:
+        report = run(plan, path, (work or Path(temporary)).resolve(), on_progress)
     if report.rows:
         show(report, path)
     if report.interrupted:
@@ -138,12 +138,12 @@ def progress() -> Iterator[Callable[[int, int, str], None]]:
     """A bar on stderr, or a line after each N, for (runs done, runs in all, what is run)."""
     with progress_bar("") as update:
 
-        def tell(done: int, total: int, what: str) -> None:
+        def on_progress(done: int, total: int, what: str) -> None:
             update(completed=done, total=total, description=what)
             if what.endswith(" done") and not err.is_terminal:
                 remark(f"{what}: {done} of {total} runs")
 
-        yield tell
+        yield on_progress
 
 
 def show(report: Report, path: Path) -> None:

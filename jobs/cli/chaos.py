@@ -55,7 +55,7 @@ def chaos(
     from specbatch.jobs.chaos.plan import incident_plan_of, plan_of
     from specbatch.jobs.chaos.private_redis import private_redis, refuse_used
 
-    tell = (lambda _: None) if json else say  # the one line of JSON is all that is wanted
+    notify = (lambda _: None) if json else say  # the one line of JSON is all that is wanted
     is_real = engine is EngineChoice.REAL
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specbatch-chaos-")))
@@ -71,17 +71,17 @@ def chaos(
                 engine="real" if is_real else "stand-in",
                 workers=workers,
                 step_sec=0.0 if is_real else STEP_SEC,
-                tell=tell,
+                notify=notify,
             )
         )
         ran = []
         for number in range(seed, seed + runs):
             has_incident = incidents and not is_real and number % 2
             plan = (incident_plan_of if has_incident else plan_of)(number, workers)
-            tell(str(plan))
+            notify(str(plan))
             ran.append(here.run(plan))
             for violation in ran[-1].violations:
-                tell(f"  BROKEN: {violation}")
+                notify(f"  BROKEN: {violation}")
     _conclude(ran, json)
 
 
@@ -116,7 +116,7 @@ def _conclude(ran: list[Ran], json: bool) -> None:
         say(
             "each key once, all files as listed, all outputs those of the undisturbed job"
             if not violations
-            else f"THE LAW IS BROKEN in {len(violations)} ways, see above"
+            else f"{len(violations)} invariants violated, see above"
         )
     if violations:
         raise typer.Exit(BROKEN)

@@ -65,11 +65,11 @@ def cost_of(store: Store, job: JobRow) -> JobCost:
 def _as_json(
     job: str | None, costs: list[JobCost], by: By | None, sheet: Sheet, paid: Amount
 ) -> dict[str, Any]:
-    told: dict[str, Any] = {"job": costs[0].job.job_id if job else None}
-    told |= sheet_json(sheet, paid) | {"figures": line_json(line_of(costs))}
+    payload: dict[str, Any] = {"job": costs[0].job.job_id if job else None}
+    payload |= sheet_json(sheet, paid) | {"figures": line_json(line_of(costs))}
     if by is not None:
-        told |= {"by": by.value, "lines": [line_json(line) for line in lines_by(by, costs)]}
-    return told
+        payload |= {"by": by.value, "lines": [line_json(line) for line in lines_by(by, costs)]}
+    return payload
 
 
 def balance_table(sheet: Sheet, paid: Amount, total: str) -> Table:
@@ -108,13 +108,13 @@ def saved_line(saved: Savings | None, is_drafted: bool) -> str:
     if saved is None:
         return f"saved against depth 0: {NOT_MEASURED}"
     word = "saved" if saved.usd >= 0 else "lost"
-    told = f"{word} against depth 0: ${abs(saved.usd):.6f} ({saved.speedup:.2f}×)"
+    text = f"{word} against depth 0: ${abs(saved.usd):.6f} ({saved.speedup:.2f}×)"
     if saved.low_usd is None or saved.high_usd is None:
         few = "there was only one control step"
         if saved.controls > 1:  # of several jobs together
             few = "one of the jobs had only one control step"
-        return f"{told}, without an interval: {few}"
-    return f"{told}, 95 % interval {signed_usd(saved.low_usd)} to {signed_usd(saved.high_usd)}"
+        return f"{text}, without an interval: {few}"
+    return f"{text}, 95 % interval {signed_usd(saved.low_usd)} to {signed_usd(saved.high_usd)}"
 
 
 def lines_table(by: By, lines: Sequence[Line]) -> Table:
@@ -160,11 +160,11 @@ def line_json(line: Line) -> dict[str, Any]:
 
 def saved_json(saved: Savings | None, is_drafted: bool) -> dict[str, float | bool | None]:
     names = ("saved_usd", "saved_low_usd", "saved_high_usd", "speedup")
-    told: dict[str, float | bool | None] = dict.fromkeys(names)
+    values: dict[str, float | bool | None] = dict.fromkeys(names)
     if saved is not None:
         found = (saved.usd, saved.low_usd, saved.high_usd, saved.speedup)
-        told |= dict(zip(names, found, strict=True))
-    return told | {"drafted": is_drafted}
+        values |= dict(zip(names, found, strict=True))
+    return values | {"drafted": is_drafted}
 
 
 def _amount(amount: Amount) -> dict[str, Any]:

@@ -113,8 +113,8 @@ def demo(
 
 def run(c: Client, settings: Settings, spec: JobSpec, number: int) -> tuple[JobRow, TextTokenizer]:
     """One run to its end. Leaves the command where that is not a complete output."""
+    from specbatch.jobs.cli.checks import check_job
     from specbatch.jobs.cli.local import run_here
-    from specbatch.jobs.cli.reach import check_job
 
     key = f"demo-run-{number}"
     checked = check_job(settings, spec, key, c.is_keys_job)
@@ -351,11 +351,11 @@ def unchanged_outputs(specs: Sequence[JobSpec]) -> Same:
 def check_same(same: Same) -> None:
     """Say how many outputs are the same. Leaves with an error where not all are."""
     equal = same.compared - len(same.differing)
-    told = f"{equal:,} of {same.compared:,} unchanged prompts have the same output in both runs"
+    result = f"{equal:,} of {same.compared:,} unchanged prompts have the same output in both runs"
     if same.differing or not same.compared:
-        complain(f"only {told}; these differ: {', '.join(same.differing[:5])}")
+        complain(f"only {result}; these differ: {', '.join(same.differing[:5])}")
         raise typer.Exit(DIFFERS)
-    say(f"{told}, bit for bit: text, tokens and log-probabilities")
+    say(f"{result}, bit for bit: text, tokens and log-probabilities")
 
 
 def _prompts(spec: JobSpec) -> dict[str, str]:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
+from specbatch.jobs.cli.checks import check_job
 from specbatch.jobs.cli.console import err, out, say, say_json
 from specbatch.jobs.cli.cost import cost_of
-from specbatch.jobs.cli.reach import check_job
 from specbatch.pipeline.bootstrap import make_store, priced_device
 from specbatch.pipeline.policy.costs.forecast import Forecast, PastJob, Range, forecast
 from specbatch.pipeline.policy.costs.job_costs import JobCost
@@ -170,22 +170,22 @@ def _print(plan: Plan, spec: JobSpec) -> None:
             say(f"    {example}")
 
 
-def _forecast_rows(told: Forecast | None) -> list[tuple[str, str]]:
+def _forecast_rows(forecast: Forecast | None) -> list[tuple[str, str]]:
     """Lines of a plan's table."""
-    if told is None:
+    if forecast is None:
         return [("forecast", NO_HISTORY)]
     return [
-        ("forecast by earlier jobs of this name", f"{told.jobs:,}"),
-        ("forecast cost", _range(told.usd, "${:.6f}")),
-        ("forecast completion tokens", _range(told.completion_tokens, "{:,.0f}")),
-        ("forecast time", _range(told.sec, "{:,.1f} s")),
-        ("cost per 1k prompt tokens", _range(told.usd_per_1k_prompt, "${:.6f}")),
-        ("cost per 1k completion tokens", _range(told.usd_per_1k_completion, "${:.6f}")),
+        ("forecast by earlier jobs of this name", f"{forecast.jobs:,}"),
+        ("forecast cost", _range(forecast.usd, "${:.6f}")),
+        ("forecast completion tokens", _range(forecast.completion_tokens, "{:,.0f}")),
+        ("forecast time", _range(forecast.sec, "{:,.1f} s")),
+        ("cost per 1k prompt tokens", _range(forecast.usd_per_1k_prompt, "${:.6f}")),
+        ("cost per 1k completion tokens", _range(forecast.usd_per_1k_completion, "${:.6f}")),
     ]
 
 
-def _range(told: Range, form: str) -> str:
-    middle, low, high = (form.format(value) for value in (told.middle, told.low, told.high))
+def _range(amount: Range, form: str) -> str:
+    middle, low, high = (form.format(value) for value in (amount.middle, amount.low, amount.high))
     return middle if low == high else f"{middle} ({low} to {high})"
 
 

@@ -45,7 +45,7 @@ def submit_here(
     settings: Settings, spec: JobSpec, key: str | None, timeout_sec: float | None, json: bool
 ) -> None:
     """Check everything, do the job here, print how it ended."""
-    from specbatch.jobs.cli.reach import check_job
+    from specbatch.jobs.cli.checks import check_job
 
     with client(settings) as c:
         check_job(settings, spec, key, c.is_keys_job)

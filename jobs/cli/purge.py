@@ -95,13 +95,13 @@ class _Failures:
 
     def note(self, job: JobRow, error: ObjectError) -> None:
         if job.job_id not in self.job_ids:
-            complain(f"job {job.job_id} keeps files, which {self._again} tries again: {error}")
+            complain(f"could not delete files of job {job.job_id}; {self._again} retries: {error}")
             self.job_ids.add(job.job_id)
 
     def note_past(self, job: JobRow, error: ObjectError) -> None:
         complain(
-            f"job {job.job_id} keeps a file of outputs to draft from, some of which are purged; "
-            f"{self._again} tries it again: {error}"
+            f"could not delete the history file of job {job.job_id}, which has purged outputs; "
+            f"{self._again} retries: {error}"
         )
         self.job_ids.add(job.job_id)
 

@@ -6,10 +6,10 @@ import time
 
 import typer
 
+from specbatch.jobs.cli.checks import check_input_here
 from specbatch.jobs.cli.connect import check_broker, client
 from specbatch.jobs.cli.console import INTERRUPTED, err, remark, say, say_json
 from specbatch.jobs.cli.outcome import as_json, finish
-from specbatch.jobs.cli.reach import check_input_here
 from specbatch.pipeline.observe.terminal.progress import progress_view
 from specbatch.pipeline.runtime.client import Client
 from specbatch.schemas.errors import StoreError, WaitTimeoutError

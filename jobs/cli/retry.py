@@ -62,7 +62,7 @@ def retry(
         going_on = local and not quarantined and not row.state.is_final and not changes
         count = 0 if going_on else c.retry(row.job_id, quarantined, numeric_class, models)
         if not local:
-            _tell(settings, row.job_id, count, json)
+            _print_result(settings, row.job_id, count, json)
             return
         if not going_on:
             remark(_found(row.job_id, count))
@@ -97,7 +97,7 @@ def _accepted(settings: Settings, c: Client, row: JobRow, local: bool) -> Models
     return found[0]
 
 
-def _tell(settings: Settings, job_id: str, count: int, json: bool) -> None:
+def _print_result(settings: Settings, job_id: str, count: int, json: bool) -> None:
     """What was sent back to work elsewhere."""
     if json:
         say_json({"job": job_id, "units": count})

@@ -13,10 +13,10 @@ from typing import Any
 
 import typer
 
+from specbatch.jobs.cli.checks import check_input_here
 from specbatch.jobs.cli.connect import check_broker_url, client
 from specbatch.jobs.cli.console import complain, remark, say, say_json
 from specbatch.jobs.cli.outcome import finish
-from specbatch.jobs.cli.reach import check_input_here
 from specbatch.jobs.cli.remote import follow
 from specbatch.jobs.schedules.definition import Schedule, load_schedule
 from specbatch.jobs.schedules.ticker import Ticker
@@ -47,7 +47,7 @@ def submit_scheduled(
             runs = ticker.run_at(schedule, at)
         else:  # who is started by a timer the first time comes a little late
             runs = ticker.tick(schedule, time.time() - schedule.fields.grace_sec)
-        _tell(schedule, runs)
+        _print_result(schedule, runs)
         submitted = [run.job_id for run in runs if run.job_id]
         if wait and submitted:
             job = c.job(submitted[-1])
@@ -91,7 +91,7 @@ def _first_of(schedule: Schedule, day: date) -> float:
     return first
 
 
-def _tell(schedule: Schedule, runs: list[ScheduleRun]) -> None:
+def _print_result(schedule: Schedule, runs: list[ScheduleRun]) -> None:
     """A line on stderr for each; cron mails them."""
     if not runs:
         remark(f"schedule {schedule.name}: nothing is due")

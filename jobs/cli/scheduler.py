@@ -8,10 +8,10 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+from specbatch.jobs.cli.checks import check_input_here
 from specbatch.jobs.cli.connect import check_broker_url, client, load_settings
 from specbatch.jobs.cli.console import remark
 from specbatch.jobs.cli.options import SchedulesFolder
-from specbatch.jobs.cli.reach import check_input_here
 from specbatch.jobs.schedules.definition import Folder
 from specbatch.jobs.schedules.ticker import Ticker
 from specbatch.pipeline.bootstrap import make_store

@@ -1,4 +1,4 @@
-"""`specbatch schedules`: what the schedule files say, and what became of their times."""
+"""`specbatch schedules`: what the schedule files say, and the results of their runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def schedules(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="one JSON array on one line")] = False,
 ) -> None:
-    """List schedules: when each is due next, and what became of its last time.
+    """List schedules: when each is due next, and the result of its last run.
 
     Exit codes: 0 all well, 2 a file is wrong, 3 with --missed: there are some.
     """

@@ -59,14 +59,14 @@ def show(
         unfinished = store.failed_groups(row.job_id)
         alone = [(p, error) for _, word, p, error in unfinished if _is_one_row(word, p)]
         if json:
-            told = {"rows_quarantined": len(alone), "decisions": [asdict(d) for d in decisions]}
-            told["audits"] = [asdict(audit) for audit in audits]
-            told |= {"numeric_class": row.numeric_class, "waits_for": waits}
-            told |= {"given_back": row.last_error}
-            told |= {"model_fingerprint": row.model_fingerprint, "model_parts": row.model_parts}
-            told |= {"workers": models_here(store, row, silence_sec)}
-            told |= {"interrupted": interrupted}
-            say_json(as_json(row, progress) | saved_json(saved, is_drafted) | told)
+            payload = {"rows_quarantined": len(alone), "decisions": [asdict(d) for d in decisions]}
+            payload["audits"] = [asdict(audit) for audit in audits]
+            payload |= {"numeric_class": row.numeric_class, "waits_for": waits}
+            payload |= {"given_back": row.last_error}
+            payload |= {"model_fingerprint": row.model_fingerprint, "model_parts": row.model_parts}
+            payload |= {"workers": models_here(store, row, silence_sec)}
+            payload |= {"interrupted": interrupted}
+            say_json(as_json(row, progress) | saved_json(saved, is_drafted) | payload)
             return
         _say_how_far(row, progress)
         if interrupted:
@@ -112,8 +112,8 @@ def models_here(store: Store, row: JobRow, silence_sec: float) -> dict[str, str 
     if row.state.is_final:
         return {}
     alive = store.backlog().alive(silence_sec).workers
-    told = [(w.owner, w.serves) for w in alive if w.serves and w.serves.model == row.verifier]
-    return {owner: s.fingerprint.digest if s.fingerprint else None for owner, s in told}
+    offers = [(w.owner, w.serves) for w in alive if w.serves and w.serves.model == row.verifier]
+    return {owner: s.fingerprint.digest if s.fingerprint else None for owner, s in offers}
 
 
 def model_lines(row: JobRow, workers: Mapping[str, str | None]) -> list[str]:
@@ -123,8 +123,8 @@ def model_lines(row: JobRow, workers: Mapping[str, str | None]) -> list[str]:
     else:
         lines = [f"model fingerprint: {row.model_fingerprint}"]
     if row.model_parts:
-        told = (f"{name} {shown(digest)}" for name, digest in row.model_parts.items())
-        lines.append("    " + ", ".join(told))
+        parts = (f"{name} {shown(digest)}" for name, digest in row.model_parts.items())
+        lines.append("    " + ", ".join(parts))
     for owner, digest in sorted(workers.items()):
         lines.append(f"    worker {owner} has {shown(digest or 'files that cannot be read')}")
     return lines
@@ -148,8 +148,8 @@ def class_lines(store: Store, row: JobRow) -> list[str]:
     if row.numeric_class is None:
         return ["numeric class: chosen when its first group is verified"]
     lines = [f"numeric class: {row.numeric_class}"]
-    told = [one.serves.facts for one in store.sessions(row.job_id) if one.serves is not None]
-    facts = next((of[row.numeric_class] for of in told if row.numeric_class in of), None)
+    served = [one.serves.facts for one in store.sessions(row.job_id) if one.serves is not None]
+    facts = next((of[row.numeric_class] for of in served if row.numeric_class in of), None)
     if facts:
         lines.append("    " + ", ".join(f"{name} {value}" for name, value in facts.items()))
     return lines

@@ -11,10 +11,10 @@ from typing import Annotated
 import typer
 
 from specbatch.jobs.cli import options as o
-from specbatch.jobs.cli.beside import KINDS as KINDS_BESIDE
-from specbatch.jobs.cli.beside import ProcessBeside
 from specbatch.jobs.cli.connect import check_broker_url, load_settings
 from specbatch.jobs.cli.console import remark
+from specbatch.jobs.cli.second_process import KINDS as SECOND_KINDS
+from specbatch.jobs.cli.second_process import SecondProcess
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.masking import mask_url
 from specbatch.schemas.spec import model_ref
@@ -57,8 +57,8 @@ def worker(
     if kind is not Kind.ALL or settings.tensor_parallel > 1:
         run_worker(settings, kinds, served, drafting, concurrency)
         return
-    with closing(ProcessBeside(settings, concurrency)):
-        kinds = tuple(name for name in kinds if name not in KINDS_BESIDE)
+    with closing(SecondProcess(settings, concurrency)):
+        kinds = tuple(name for name in kinds if name not in SECOND_KINDS)
         run_worker(settings, kinds, served, drafting, concurrency)
 
 

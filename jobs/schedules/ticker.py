@@ -97,7 +97,7 @@ class _LastCheck:
 
     timing: str
     upto: float  # times until then have been handled
-    is_told: bool = False  # logged that another scheduler uses another timing
+    is_logged: bool = False  # logged that another scheduler uses another timing
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +171,8 @@ class Ticker:
             # The file here is unchanged, so a newest row with other times is another process's.
             if begin is not None:
                 last.upto = min(last.upto, begin)
-            elif not last.is_told:
-                last.is_told = True
+            elif not last.is_logged:
+                last.is_logged = True
                 log.warning(
                     "schedule %s runs with other times elsewhere, here it is %s: give all "
                     "schedulers the same file",

@@ -133,8 +133,6 @@ FACTS: Mapping[str, Encode] = {
     "numeric_class": _later_text,
     "model_fingerprint": _later_text,
 }
-# Fields of the record that the completion's row does not have.
-NOT_KEPT = ("recheck", "shadow_proposed", "shadow_accepted")
 
 _get_content = attrgetter(*CONTENT)
 _get_facts = attrgetter(*FACTS)

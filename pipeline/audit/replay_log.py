@@ -304,5 +304,5 @@ def _rejected(row: int, what: str) -> Finding:
 
 def _completion(key: Key, what: str, number: int | None) -> Finding:
     row, sample = key
-    told = f"the completion of row {row}, sample {sample} {what}"
-    return Finding(FindingKind.COMPLETION, told, number=number, row=row, sample=sample)
+    message = f"the completion of row {row}, sample {sample} {what}"
+    return Finding(FindingKind.COMPLETION, message, number=number, row=row, sample=sample)

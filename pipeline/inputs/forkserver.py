@@ -67,11 +67,11 @@ class ForkedProcess:
             poll.register(self._status, select.POLLIN)
             if poll.poll(None if timeout is None else timeout * 1000):
                 try:
-                    told = self._status.recv(_STATUS.size)
+                    answer = self._status.recv(_STATUS.size)
                 except OSError:
-                    told = b""
+                    answer = b""
                 # Nothing: the server is gone, and the kernel has killed its children.
-                self._ended(_STATUS.unpack(told)[0] if told else -signal.SIGKILL)
+                self._ended(_STATUS.unpack(answer)[0] if answer else -signal.SIGKILL)
         return self.returncode
 
     def _ended(self, code: int) -> None:

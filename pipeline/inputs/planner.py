@@ -33,7 +33,6 @@ from specbatch.schemas.records import (
 MAX_GROUP_TOKENS = 1 << 18  # prompt tokens of one group
 MAX_REJECTED_PER_GROUP = 10_000  # so that an input of bad rows stays bounded too
 ROWS_PER_CHECK = 512  # tokenised together, so that the first group is ready early
-_EXAMPLES_PER_CODE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,44 +131,6 @@ def _remember(source: Source, checker: RowChecker, start: SourcePosition, next_r
 def _parts(batches: Iterable[RawBatch]) -> Iterator[RawBatch]:
     for batch in batches:
         yield from batch.parts(ROWS_PER_CHECK)
-
-
-@dataclass(slots=True)
-class Estimate:
-    """Counts of what a job would do, from reading its whole input."""
-
-    rows: int = 0
-    accepted: int = 0
-    rejected: dict[str, int] = field(default_factory=dict)  # by code
-    examples: dict[str, list[RejectedRow]] = field(default_factory=dict)  # the first few by code
-    prompt_tokens: int = 0
-    longest_prompt_tokens: int = 0
-    completions: int = 0
-    groups: int = 0
-
-
-def estimate(
-    source: Source,
-    checker: RowChecker,
-    group_size: int,
-    max_group_tokens: int = MAX_GROUP_TOKENS,
-) -> Estimate:
-    """Plan the whole input and count. Raises `InputError`."""
-    total = Estimate()
-    for group in plan(source, checker, group_size, max_group_tokens=max_group_tokens):
-        total.rows = group.next_row
-        total.groups += bool(group.rows)
-        total.accepted += len(group.rows)
-        for row in group.rows:
-            total.prompt_tokens += len(row.prompt_ids)
-            total.longest_prompt_tokens = max(total.longest_prompt_tokens, len(row.prompt_ids))
-            total.completions += row.n
-        for bad in group.rejected:
-            total.rejected[bad.code] = total.rejected.get(bad.code, 0) + 1
-            examples = total.examples.setdefault(bad.code, [])
-            if len(examples) < _EXAMPLES_PER_CODE:
-                examples.append(bad)
-    return total
 
 
 MOST_TOGETHER = 16

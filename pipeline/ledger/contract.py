@@ -422,13 +422,13 @@ class Store(Protocol):
         """By time, then in the order in which they were noted."""
 
     def keep_knowledge(self, key: str, state: Mapping[str, Any]) -> None:
-        """Store a machine's profile as JSON. The last writer wins.
+        """Store what is known of a machine as JSON. The last writer wins.
 
-        `key` says in words what the profile describes: device, models, dtype.
+        `key` says in words what it describes: device, models, dtype.
         """
 
     def knowledge(self, key: str) -> Mapping[str, Any] | None:
-        """The profile that was stored last; None when there is none."""
+        """What was stored last for this key; None when there is nothing."""
 
     def learn_acceptance(
         self, tenant: str, job_name: str, counts: Sequence[AcceptanceCount]

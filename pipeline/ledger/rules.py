@@ -80,13 +80,6 @@ def due_after(was: Stage, was_paused: bool, stage: Stage, is_paused: bool) -> St
     return stage if stage is Stage.INGEST and was_paused and not is_paused else None
 
 
-def stage_after_retry(first_stage: Stage, has_drafts: bool, has_results: bool) -> Stage:
-    """The stage at which a FAILED or CANCELLED group restarts: finished files are kept."""
-    if has_results:
-        return Stage.RECORD
-    return Stage.VERIFY if has_drafts else first_stage
-
-
 def last_error_at(to: Stage, attempts: int, last_error: str | None) -> str | None:
     """The error of a free unit that is sent to `to`."""
     if to is Stage.CANCELLED:
@@ -99,7 +92,7 @@ def fenced(lease: Lease) -> FencedError:
     what = "job" if lease.group_index is None else f"group {lease.group_index} of job"
     return FencedError(
         f"{what} {lease.job_id} is no longer held at {lease.stage} by {lease.owner}"
-        f" (fencing token {lease.generation}): another worker owns the work now"
+        f" (fencing token {lease.token}): another worker owns the work now"
     )
 
 

@@ -14,7 +14,7 @@ from specbatch.schemas.records import Stage
 SPLIT_AT = (Stage.VERIFY, Stage.RECORD)  # at PROPOSE a split is not worth it: drafts are hints
 # Of one job. A poisoned row in a group of 64 takes 6 splits. What fails row after row is no row's
 # fault, and must not grow the store without end: further groups fail whole.
-MOST_SPLITS = 4096
+MOST_FAILED_HALVES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +49,14 @@ def half(rows: int) -> int:
     return (rows + 1) // 2
 
 
-def ends_in_halves(
-    stage: Stage, to: Stage, rows: int, *, cancelled: bool, whole: bool, groups_split: int
-) -> bool:
+def ends_in_halves(stage: Stage, to: Stage, rows: int, *, cancelled: bool, whole: bool) -> bool:
     """Whether a group that would go from `stage` to `to` is split in halves instead.
 
-    `whole`: no single row caused its last failure.
+    `whole`: no single row caused its last failure. The job may have at most `MOST_FAILED_HALVES`.
     """
     if to is not Stage.FAILED or cancelled or whole:
         return False
-    return stage in SPLIT_AT and rows > 1 and groups_split < MOST_SPLITS
+    return stage in SPLIT_AT and rows > 1
 
 
 def attempts_spent(rows: int, max_attempts: int) -> int:

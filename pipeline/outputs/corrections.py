@@ -24,7 +24,7 @@ from specbatch.schemas.records import CompletionRecord, FinishReason
 # Reasons for omitting completions, as messages name them.
 ENDED_BADLY = "did not end well"
 OTHER_TAG = "have another tag"
-NOT_KEPT = "have no tokens any more"
+TOKENS_GONE = "have no tokens any more"
 MASKED_TOKENS = "have masked tokens"
 UNTRACED = "are older than the records of drafts"
 OTHER_PROPOSER = "were not drafted by this proposer"
@@ -63,7 +63,7 @@ class Corrections:
         elif record.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):
             reason = ENDED_BADLY
         elif not record.token_ids:
-            reason = NOT_KEPT
+            reason = TOKENS_GONE
         elif _is_masked(record, prompt):
             reason = MASKED_TOKENS
         elif not record.provenance.steps or len(record.logprobs) != len(record.token_ids):

@@ -44,10 +44,10 @@ def token_batch(job_id: str, records: Records) -> pa.RecordBatch:
     samples = np.array([r.sample_index for r in records], dtype=np.int64)
     names = pa.array(table.sources, pa.string())
     # A completion without kept log-probabilities has none here.
-    told = np.array([len(r.logprobs) == len(r.token_ids) for r in records], dtype=np.bool_)
+    has_logprobs = np.array([len(r.logprobs) == len(r.token_ids) for r in records], dtype=np.bool_)
     logprobs = np.full(len(table.position), np.nan)
-    logprobs[told[table.completion]] = np.fromiter(
-        (p for r in compress(records, told) for p in r.logprobs), dtype=np.float64
+    logprobs[has_logprobs[table.completion]] = np.fromiter(
+        (p for r in compress(records, has_logprobs) for p in r.logprobs), dtype=np.float64
     )
     columns = {
         "job_id": pa.repeat(job_id, len(table.position)),
@@ -58,7 +58,7 @@ def token_batch(job_id: str, records: Records) -> pa.RecordBatch:
         "origin": _ORIGINS.take(pa.array(table.origin)),
         "proposer": names.take(_nullable(table.source, table.source == NONE, pa.int64())),
         "verifier_step": _nullable(table.step, ~table.traced, pa.int64()),
-        "logprob": _nullable(logprobs, ~told[table.completion], pa.float32()),
+        "logprob": _nullable(logprobs, ~has_logprobs[table.completion], pa.float32()),
         "draft_position": _nullable(table.draft_position, table.draft_position == NONE, pa.int32()),
         "rejected_token": _nullable(
             table.rejected, ~(table.is_rejection & table.traced), pa.int32()

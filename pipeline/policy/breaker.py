@@ -29,9 +29,6 @@ class Breaker:
     open_until: int | None = None  # step; None: it takes part
     probing: bool = False  # it takes part again, and has to show that it pays
 
-    def allows(self, step: int) -> bool:
-        return self.open_until is None or step >= self.open_until
-
     def half_opens(self, step: int) -> bool:
         """Whether its time has just run out, so that it is tried again; true once."""
         if self.open_until is None or step < self.open_until:
@@ -273,20 +270,18 @@ def verdict(
     who drafts instead of it, and at which acceptance. The choice weighs each sequence apart, so it
     may differ from what their mean says: then the reason is another.
     """
-    beside = f"with {sequences} sequences in a step"
-    found = f"{proposer}'s drafts are accepted at {rate:.2f} (of the last {tested:.0f} looked at)"
+    at = f"at {sequences} sequences"
+    found = f"{proposer}: acceptance {rate:.2f} over the last {tested:.0f} tested tokens"
+    if not pays and needed > 1.0:
+        return f"no acceptance pays for what drafts of {proposer} cost {at}"
     if pays and rate < needed:
-        return f"{found}, and pay for those of the {sequences} sequences in a step that do better"
-    if pays:
-        return f"{found}, enough {beside}: from {needed:.2f} on they pay"
-    if needed > 1.0:
-        return f"{beside} no acceptance pays for what {proposer}'s drafts cost"
-    if rate < needed:
-        return f"{found}, too little {beside}: from {needed:.2f} on they pay"
+        return f"{found}; it pays for those of the {sequences} sequences in a step that do better"
+    if pays or rate < needed:
+        return f"{found}; break-even {at} is {needed:.2f}"
     if rival is not None:
         other, of_other = rival
         return (
-            f"{found}, which would pay alone {beside}, but {other}'s, accepted at {of_other:.2f}, "
-            "bring more, and both together no more than these"
+            f"{found}; it would pay alone {at}, but {other}, with acceptance {of_other:.2f}, "
+            "brings more, and both together no more than that"
         )
-    return f"{found}, which would pay if there were enough of them for all {sequences} sequences"
+    return f"{found}; it would pay if all {sequences} sequences in a step had such drafts"

@@ -72,7 +72,7 @@ def choose_depths(
     count as one: the price of a pass is `cost`'s.
     """
     limits = np.array([c.limit for c in candidates], dtype=np.int64)
-    rates = np.clip([c.acceptance for c in candidates], 0.0, 0.999)
+    rates = np.clip([c.acceptance for c in candidates], 0.0, tuning.SURE_RATE)
     modelled = np.array([c.model is not None for c in candidates], dtype=bool)
     count, depth = len(limits), int(limits.max(initial=0))
     # 1) All draft tokens there are, by falling worth. A token of the draft model has a price of its
@@ -189,7 +189,6 @@ class Controller:
     """Depths by marginal gain, from what is known of the machine and the drafts."""
 
     knowledge: Knowledge = field(default_factory=Knowledge)
-    max_draft_tokens: int = 1024  # per step
     replans: int = 0
     replan_sec: float = 0.0  # what a replan takes on average: see `replanned`
     _drafting: bool = False
@@ -234,7 +233,7 @@ class Controller:
 
     def break_even(self, sequences: int, model: str | None) -> float:
         """The acceptance from which on drafts of a kind would pay in steps of so many sequences."""
-        most = min(self.max_draft_tokens, 8 * sequences)
+        most = min(tuning.MAX_DRAFT_TOKENS, tuning.MAX_PASSES * sequences)
         curve = self.knowledge.step_time.curve(sequences, sequences, sequences + most)
         return break_even(self._cost(curve, model), sequences, model is not None, tuning.HYSTERESIS)
 
@@ -336,7 +335,7 @@ class Controller:
         """The best depths, and the tokens per second of depth 0."""
         count = len(candidates) + others
         if most is None:
-            most = min(self.max_draft_tokens, sum(c.limit for c in candidates))
+            most = min(tuning.MAX_DRAFT_TOKENS, sum(c.limit for c in candidates))
         curve = self.knowledge.step_time.curve(count, count, count + most, optimism)
         models = Counter(c.model for c in candidates if c.model is not None).most_common()
         main = models[0][0] if models else None

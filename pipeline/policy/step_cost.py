@@ -310,10 +310,10 @@ class StepTime:
         """From `state`. Raises `KeyError`, `TypeError` or `ValueError` if it is something else."""
         step_time = cls(drafted=int(state["drafted"]), noise=float(state["noise"]))
         if not 0.0 <= step_time.noise <= 1.0:
-            raise ValueError(f"no noise is {step_time.noise}")
+            raise ValueError(f"invalid noise: {step_time.noise}")
         step_time.drift = float(state.get("drift", state.get("pace", 1.0)))  # older: pace
         if not 0.0 < step_time.drift < np.inf:
-            raise ValueError(f"no machine has drifted to {step_time.drift}")
+            raise ValueError(f"invalid drift: {step_time.drift}")
         rows = state["cells"]
         total = sum(int(seen) for row in rows for seen in row[5:6])
         step_time.observations = total = int(state.get("observations", total))
@@ -321,10 +321,10 @@ class StepTime:
             dated = row if len(row) > 6 else [*row, total]  # older ones do not say when
             bucket, size, tokens, sequences, seconds, seen, at = dated
             if not 0 <= at <= total:
-                raise ValueError(f"no size was met last at {at} of {total} observations")
+                raise ValueError(f"invalid observation: {at} of {total}")
             cell = _Cell(float(tokens), float(sequences), float(seconds), int(seen), at=int(at))
             if not (0 < cell.seconds < np.inf and 0 < cell.tokens < np.inf and cell.seen > 0):
-                raise ValueError(f"no pass is like {cell}")
+                raise ValueError(f"invalid cell: {cell}")
             step_time._cells.setdefault(int(bucket), {})[int(size)] = cell
         return step_time
 

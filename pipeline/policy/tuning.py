@@ -52,6 +52,7 @@ BEYOND_OPTIMISM = 0.5  # of the line's rise beyond all sizes seen, that may not 
 
 # --- depth --------------------------------------------------------------------------------------
 MAX_DEPTH = 16  # draft tokens per sequence and step: hardly any deeper one is worth its price
+MAX_DRAFT_TOKENS = 1024  # per step
 MAX_PASSES = 8  # of a draft model in one step
 SURE_RATE = 0.999  # acceptance from which every depth is worth it
 HYSTERESIS = 1.015  # times depth 0's tokens per second that drafting must promise to be taken up

@@ -58,7 +58,7 @@ class Privacy:
         return self._modes.get(tenant, self._default)
 
     # --- for submitters ---------------------------------------------------------------------
-    def order(self, job: NewJob) -> NewJob:
+    def as_stored(self, job: NewJob) -> NewJob:
         """The job as the store gets it, with its tenant's mode pinned.
 
         Raises `UsageError` if the mode needs a key and none is set.

@@ -33,7 +33,7 @@ from specbatch.pipeline.storage.objects import Objects, join, tidy
 from specbatch.schemas.audit import EntryKind, Finding, FindingKind, Head
 from specbatch.schemas.encryption import NEW_KEY
 from specbatch.schemas.errors import MissingExtraError, ObjectError, SpecbatchError, UsageError
-from specbatch.schemas.refusals import is_news
+from specbatch.schemas.refusals import should_log
 from specbatch.schemas.settings import Settings
 
 if TYPE_CHECKING:
@@ -315,12 +315,10 @@ class Anchoring:
         self,
         store: Store,
         anchors: Anchors,
-        interval_sec: float = INTERVAL_SEC,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
         self._anchors = anchors
-        self._interval_sec = interval_sec
         self._clock = clock
         self._done: set[tuple[str, float | None]] = set()  # jobs with an anchor, and their ends
         self._stop = threading.Event()
@@ -382,12 +380,12 @@ class Anchoring:
             try:
                 self.catch_up()
             except SpecbatchError as error:
-                if is_news(error):
+                if should_log(error):
                     log.warning(
                         "could not anchor the logs that lack an anchor: %s; %s", error, _NEXT
                     )
             except Exception:
                 if not self._stop.is_set():  # else the store is closed
                     log.exception("could not anchor the logs that lack an anchor; %s", _NEXT)
-            if self._stop.wait(self._interval_sec):
+            if self._stop.wait(INTERVAL_SEC):
                 return

@@ -72,7 +72,7 @@ class Client:
 
     def _create(self, spec: JobSpec, idempotency_key: str | None) -> tuple[JobRow, bool]:
         job_id = new_job_id()
-        order = self._privacy.order(
+        order = self._privacy.as_stored(
             NewJob(
                 job_id=job_id,
                 name=spec.name,

@@ -24,7 +24,7 @@ from specbatch.schemas.errors import SessionEndedError, StoreError
 from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.provenance import NO_TICKS, Ticks
 from specbatch.schemas.records import Lease
-from specbatch.schemas.refusals import is_news
+from specbatch.schemas.refusals import should_log
 from specbatch.schemas.timekeeping import (
     HINTS,
     Attempt,
@@ -55,7 +55,7 @@ class Timing:
 
 
 @dataclass(slots=True)
-class Rest:
+class StepFreeTime:
     """The time of a session in which no step ran, in 100-ns units."""
 
     idle: int = 0
@@ -135,7 +135,7 @@ class Timekeeper(Timing):
         self._before = before  # what attempts had in earlier sessions
         self._reported: dict[Attempt, Ticks] = {}
         self._settled = 0  # ticks of attempts that are over and reported
-        self._rest = Rest()
+        self._step_free = StepFreeTime()
         self._unheld_before = self._unheld
 
     # --- attempts --------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ class Timekeeper(Timing):
             while not self._report():
                 log.warning("this worker was silent for too long; it begins a new session")
         except StoreError as error:
-            if is_news(error):
+            if should_log(error):
                 log.warning(
                     "could not report device time; retrying at the next heartbeat: %s", error
                 )
@@ -208,7 +208,7 @@ class Timekeeper(Timing):
         try:
             self._store.end_session(*self._read())
         except StoreError as error:
-            if is_news(error):
+            if should_log(error):
                 log.warning("could not close this worker's session; it will time out: %s", error)
 
     def _introduce(self) -> None:
@@ -247,7 +247,7 @@ class Timekeeper(Timing):
                 self._reported.update(reading.attempts)
 
     def _read(self) -> Reading:
-        """All counters. The clock is read before the tickets: see `Rest`."""
+        """All counters. The clock is read before the tickets: see `StepFreeTime`."""
         at = self._clock()
         steps = [since for host in self._hosts if (since := host.stepping_since) is not None]
         quiet = min([at, *steps])
@@ -256,9 +256,9 @@ class Timekeeper(Timing):
             free = 0 if self._free_since is None else max(0, at - self._free_since)
             unheld = self._unheld + free - self._unheld_before
             busy = self._settled + sum(ticks.total for ticks in totals.values())
-            self._rest.grow(quiet - self._origin, busy, unheld)
-            seen = at - self._origin
-            session = SessionTime(self._session_id, seen, self._rest.idle, self._rest.overhead)
+            free_time, seen = self._step_free, at - self._origin
+            free_time.grow(quiet - self._origin, busy, unheld)
+            session = SessionTime(self._session_id, seen, free_time.idle, free_time.overhead)
             new = {a: t for a, t in totals.items() if t != self._reported.get(a, NO_TICKS)}
             return Reading(session, new)
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.errors import StoreError
-from specbatch.schemas.refusals import is_news
+from specbatch.schemas.refusals import should_log
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class KnowledgeStore:
             state = self._store.knowledge(about)
             return None if state is None else Knowledge.restored(dict(state))
         except (StoreError, *_UNUSABLE) as error:
-            log.warning("the profile of %s cannot be used: %r", about, error)
+            log.warning("cannot use the machine knowledge of %s: %r", about, error)
             return None
 
     def keep(self, about: str, knowledge: Knowledge) -> None:
@@ -40,7 +40,7 @@ class KnowledgeStore:
         try:
             self._writer.submit(self._write, about, knowledge.state())
         except (RuntimeError, ValueError) as error:  # closed already, or not serialisable
-            log.warning("the profile of %s is not saved: %r", about, error)
+            log.warning("could not save the machine knowledge of %s: %r", about, error)
 
     def close(self) -> None:
         """Wait for writes in progress."""
@@ -50,5 +50,5 @@ class KnowledgeStore:
         try:
             self._store.keep_knowledge(about, state)
         except StoreError as error:
-            if is_news(error):
-                log.warning("the profile of %s is not saved: %s", about, error)
+            if should_log(error):
+                log.warning("could not save the machine knowledge of %s: %s", about, error)

@@ -21,7 +21,7 @@ from specbatch.pipeline.observe.tracing.span_names import LEASE_LOST, STOPPED
 from specbatch.pipeline.observe.tracing.tracing import NO_SPAN, Span
 from specbatch.schemas.errors import FencedError, StoreError
 from specbatch.schemas.records import Lease, Stage
-from specbatch.schemas.refusals import is_news
+from specbatch.schemas.refusals import should_log
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ class LeaseKeeper:
         try:
             self._beat()
         except StoreError as error:
-            if is_news(error):
+            if should_log(error):
                 log.warning("heartbeat failed, leases may expire: %s", error)
 
     def _beat(self) -> None:
@@ -169,7 +169,7 @@ class LeaseKeeper:
                 {x: entry.spent_usd() for x, entry in running.items()}
             )
         except StoreError as error:
-            if is_news(error):
+            if should_log(error):
                 log.info("could not ask which jobs must stop; will retry: %s", error)
             return
         _cancel(running, stopped)

@@ -14,13 +14,14 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 
 from specbatch.schemas.errors import SpecbatchError
-from specbatch.schemas.refusals import TELL_EVERY_SEC, is_news
+from specbatch.schemas.refusals import should_log
 
 log = logging.getLogger(__name__)
 
 Attempts = Mapping[Hashable, Callable[[], object]]
 
-FIRST_SEC = 1.0
+FIRST_SEC = 1.0  # until the first retry; each later wait is twice as long ...
+LONGEST_SEC = 60.0  # ... up to this
 
 
 @dataclass(slots=True)
@@ -32,7 +33,7 @@ class _Pause:
 
     def extend(self, now: float) -> None:
         if now >= self.until:  # else it is another task of the same try
-            self.wait_sec = min(TELL_EVERY_SEC, max(FIRST_SEC, 2 * self.wait_sec))
+            self.wait_sec = min(LONGEST_SEC, max(FIRST_SEC, 2 * self.wait_sec))
             self.until = now + self.wait_sec
 
 
@@ -65,9 +66,9 @@ class Outage:
             self._pause.extend(self.clock())
             self._first |= first or {}
         if self.ends:
-            is_news(error)  # so that nobody else logs it
+            should_log(error)  # so that nobody else logs it
             self._closed.set()
-        elif is_news(error):
+        elif should_log(error):
             log.error("%s; this worker pauses and retries by itself", error)
 
     def begin_of_job(self, job_id: str, error: SpecbatchError) -> None:
@@ -77,7 +78,7 @@ class Outage:
             return
         with self._lock:
             self._of_jobs.setdefault(job_id, _Pause()).extend(self.clock())
-        if is_news(error):
+        if should_log(error):
             log.error("%s; this worker retries job %s by itself", error, job_id)
 
     def holds_back(self, job_id: str) -> bool:
@@ -112,7 +113,7 @@ class Outage:
                     if error.refused:
                         self.begin(error)
                         return False
-                    log.warning("not tried again: %s", error)
+                    log.warning("gave up a deferred release: %s", error)
                 with self._lock:
                     self._first.pop(name, None)
             return True

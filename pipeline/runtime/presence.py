@@ -51,19 +51,20 @@ class Presence:
         try:
             self._store.forget_process(self._process.process_id)
         except StoreError as error:
-            log.log(_level(error), "this process counts as alive for a while: %s", error)
+            log.log(_level(error), "could not deregister this process; it will time out: %s", error)
 
     def _run(self) -> None:
-        tell_at, told = time.monotonic(), None  # whether it can take messages, as last reported
+        report_at = time.monotonic()
+        reported: bool | None = None  # whether it can take messages, by the last report
         while not self._stop.wait(POLL_SEC):
             trouble = self._trouble()
-            if time.monotonic() < tell_at and told == (trouble is None):
+            if time.monotonic() < report_at and reported == (trouble is None):
                 continue
-            told = trouble is None  # also if the store refuses: it is not asked at every check
-            wait_sec = self._beat_sec if self._tell(trouble) else min(AGAIN_SEC, self._beat_sec)
-            tell_at = time.monotonic() + wait_sec
+            reported = trouble is None  # also if the store refuses: it is not asked at every check
+            wait_sec = self._beat_sec if self._report(trouble) else min(AGAIN_SEC, self._beat_sec)
+            report_at = time.monotonic() + wait_sec
 
-    def _tell(self, trouble: str | None) -> bool:
+    def _report(self, trouble: str | None) -> bool:
         """Whether the store took it. A repeated failure is logged once."""
         try:
             self._store.report_process(self._process, trouble)

@@ -21,7 +21,7 @@ from specbatch.pipeline.runtime.client import Enqueue
 from specbatch.schemas.errors import JobNotFoundError, StoreError
 from specbatch.schemas.numeric_class import Pinned, Serves
 from specbatch.schemas.records import DueWork, Stage
-from specbatch.schemas.refusals import is_news
+from specbatch.schemas.refusals import should_log
 from specbatch.schemas.speculation import PRE_GENERATED, Decision, DecisionAction
 
 log = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class Sweeper:
             try:
                 part()
             except StoreError as error:
-                if is_news(error):
+                if should_log(error):
                     log.warning("could not %s; will retry at the next sweep: %s", what, error)
                 failed.append(error)
             if failed and self._stop.is_set():  # each part may wait long for a database
@@ -203,36 +203,36 @@ class Sweeper:
             skipped[job_id].append(index)
         for job_id, indexes in skipped.items():
             reason = (
-                f"{_groups(indexes)} without drafts, for no proposer worker had taken "
-                f"{'it' if len(indexes) == 1 else 'them'} up for {patience:g} s"
+                f"{_groups(indexes)} drafting: no propose worker claimed "
+                f"{'it' if len(indexes) == 1 else 'them'} within {patience:g} s"
             )
             log.warning("job %s: %s", job_id, reason, extra={"job": job_id})
             decision = Decision(time.time(), DecisionAction.SKIPPED, PRE_GENERATED, reason)
             try:
                 self._store.note_decisions(job_id, [decision])
             except StoreError as error:  # they went on all the same, and must be enqueued
-                if is_news(error):
-                    log.warning("this could not be noted: %s", error)
+                if should_log(error):
+                    log.warning("could not store the decision: %s", error)
 
     def _run(self) -> None:
         while True:
             try:
                 self.sweep()
             except StoreError as error:
-                if is_news(error):
-                    log.warning("sweep failed, the next one will do: %s", error)
+                if should_log(error):
+                    log.warning("sweep failed; retrying at the next sweep: %s", error)
             except Exception:
-                log.exception("sweep failed, the next one will do")
+                log.exception("sweep failed; retrying at the next sweep")
             if self._stop.wait(self.wait_sec):
                 return
 
 
 def _groups(indexes: list[int]) -> str:
     if len(indexes) == 1:
-        return f"group {indexes[0]} goes on"
+        return f"group {indexes[0]} skips"
     named = ", ".join(map(str, indexes[:_NAMED]))
     more = ", ..." if len(indexes) > _NAMED else ""
-    return f"{len(indexes)} groups ({named}{more}) go on"
+    return f"{len(indexes)} groups ({named}{more}) skip"
 
 
 class Requeuer:

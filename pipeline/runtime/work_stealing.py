@@ -19,7 +19,7 @@ from specbatch.pipeline.runtime.leases import Held, LeaseKeeper
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.records import Stage
-from specbatch.schemas.refusals import is_news
+from specbatch.schemas.refusals import should_log
 
 if TYPE_CHECKING:  # the light install has no numpy
     from specbatch.pipeline.engines.contract import Request, Service, Ticket
@@ -79,7 +79,7 @@ class WorkStealer:
             try:
                 self.ask()
             except StoreError as error:
-                if is_news(error):
+                if should_log(error):
                     log.warning("could not ask for work: %s", error)
             except Exception:
                 log.exception("could not ask for work")

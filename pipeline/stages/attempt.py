@@ -94,7 +94,7 @@ def attempt(
         ):
             yield held
     except FencedError as error:
-        log.info("dropped: %s", error)
+        log.info("attempt abandoned, lease lost: %s", error)
     except (StoreError, ObjectError) as error:
         if not error.refused or _lacks_rights(context, lease, error):
             _fail(context, lease, error)

@@ -14,7 +14,6 @@ from functools import cache
 
 from specbatch.pipeline.engines.contract import Engines, ModelFolder, Ticket
 from specbatch.pipeline.engines.models.model_folder import inspect_model
-from specbatch.pipeline.inputs.contract import READER_BYTES
 from specbatch.pipeline.inputs.rows import RowChecker
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.observe.tracing.tracing import UNTRACED, Tracing
@@ -41,8 +40,6 @@ from specbatch.schemas.records import Artefact, DueWork, JobRow, Lease, Stage, S
 from specbatch.schemas.spec import JobSpec, spec_of
 from specbatch.schemas.timekeeping import usd_of
 
-ATTEMPTS_WITH_DRAFTS = 3  # of a group; at the last one missing drafts are no error
-MOST_OPEN_GROUPS = 512
 MOST_KNOWN = 64
 
 Known = tuple[JobRow, JobSpec]
@@ -85,18 +82,18 @@ class StageContext:
     tokenizers: Tokenizers
     drafting: Drafting
     requeuer: Requeuer
+    max_open_groups: int  # of a job, before its input is read on
+    max_attempts: int
+    reader_bytes: int
     paused: PausedReadings = field(default_factory=PausedReadings)
     proposing: Engines | None = None
     verifying: Engines | None = None
     models: Callable[[str], ModelFolder] = inspect_model
     tenant_depths: Mapping[str, int] = field(default_factory=dict)
     refills: Refills | None = None
-    max_open_groups: int = MOST_OPEN_GROUPS  # of a job, before its input is read on
-    max_attempts: int = ATTEMPTS_WITH_DRAFTS
     timing: Timing = field(default_factory=Timing)
     privacy: Privacy = NOBODY_PRIVATE
     tracing: Tracing = UNTRACED
-    reader_bytes: int = READER_BYTES
     anchoring: Anchoring | None = None  # anchors the logs of published jobs
     only_job: str | None = None  # take work of no other job
     outage: Outage = field(default_factory=Outage)
@@ -116,9 +113,8 @@ class StageContext:
         tokenizer = cache(lambda: self.tokenizers.of_job(job))
         return lambda ids: tokenizer().decode(ids)
 
-    def checker(self, spec: JobSpec) -> RowChecker:
+    def checker(self, spec: JobSpec, verifier: ModelFolder) -> RowChecker:
         """Checks a job's input rows."""
-        verifier = self.models(spec.verifier)
         tokenizer = self.tokenizers.of_folder(verifier)
         return RowChecker(spec, tokenizer, verifier.context_tokens, verifier.vocab_size)
 
@@ -130,7 +126,7 @@ class StageContext:
         """The device time that tickets have taken so far, and its price."""
         ticks = sum(ticket.ticks.total for ticket in tickets)
         usd = usd_of(cost_units(ticks, self.price_microusd))
-        return StageTiming(0.0, ticks / TICKS_PER_SEC, usd)
+        return StageTiming(ticks / TICKS_PER_SEC, usd)
 
     # --- work messages ----------------------------------------------------------------------
     # A lost message costs time only: the sweeper enqueues the unit again.
@@ -142,7 +138,7 @@ class StageContext:
         """If the job has become ready to be published."""
         job = self.store.get_job(job_id)
         if job.stage is Stage.PUBLISH:
-            self.enqueue(DueWork(job_id, Stage.PUBLISH, None, priority=job.priority))
+            self.enqueue_unit(job, Stage.PUBLISH, None)
 
     def enqueue_again(self, lease: Lease, split_off: int | None = None) -> None:
         """A group that was given back, and the half that was split off from it.

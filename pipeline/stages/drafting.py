@@ -144,7 +144,7 @@ class Drafting:
         try:
             delete_reported(self._objects, job)
         except (SpecbatchError, TypeError) as error:
-            log.warning("job %s keeps its history for now: %s", job.job_id, _words(error))
+            log.warning("could not delete the history of job %s: %s", job.job_id, _words(error))
 
     def priors(self, job: JobRow) -> Sequence[AcceptanceCount]:
         """How drafts fared in earlier jobs of the name; read once per job."""
@@ -192,7 +192,11 @@ class Drafting:
             counts = self._store.acceptance(job.tenant, job.name)
             progress = self._store.progress(job.job_id)
         except StoreError as error:
-            log.warning("job %s: drafts of the usual length: %s", job.job_id, error)
+            log.warning(
+                "job %s: cannot read acceptance; using the default draft length: %s",
+                job.job_id,
+                error,
+            )
             return PILOT_TOKENS
         most = min(spec.sampling.max_tokens, MOST_AHEAD)
         price = _price(progress, self._draft_usd.get(job.proposer or ""))
@@ -210,8 +214,8 @@ class Drafting:
             return
         self._not_worth.get(job.job_id, lambda: True)  # noting it twice does no harm
         reason = (
-            f"pre-generated drafts are accepted at {acceptance:.2f} (of the last {tested:.0f} "
-            f"looked at), too little for blocks of {SHORTEST_BLOCK} tokens or more while a drafted "
+            f"pre-generated drafts: acceptance {acceptance:.2f} over the last {tested:.0f} tested "
+            f"tokens; too little for blocks of {SHORTEST_BLOCK} tokens or more while a drafted "
             f"token costs {price:.2f} of a verified one"
         )
         decision = Decision(time.time(), DecisionAction.DISABLED, PRE_GENERATED, reason, acceptance)
@@ -230,7 +234,7 @@ class Drafting:
             if lessons.counts:
                 self._store.learn_acceptance(job.tenant, job.name, lessons.counts)
         except StoreError as error:
-            log.warning("what job %s taught about drafts is not kept: %s", job.job_id, error)
+            log.warning("could not save draft statistics of job %s: %s", job.job_id, error)
 
 
 def _words(error: Exception) -> str:

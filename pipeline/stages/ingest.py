@@ -26,7 +26,6 @@ from specbatch.pipeline.inputs.planner import (
     plan,
     write_groups,
 )
-from specbatch.pipeline.inputs.rows import RowChecker
 from specbatch.pipeline.inputs.sources import open_source
 from specbatch.pipeline.outputs.outputs import OutputWriter
 from specbatch.pipeline.runtime.leases import Held
@@ -93,10 +92,8 @@ def _begin(context: StageContext, work: JobWork, job: JobRow, spec: JobSpec) -> 
     source = open_source(spec.input, context.objects, context.reader_bytes)
     source.check()
     context.drafting.prepare(work.lease, job, spec, vocabulary_digest(verifier))
-    tokenizer = context.tokenizers.of_folder(verifier)
-    checker = RowChecker(spec, tokenizer, verifier.context_tokens, verifier.vocab_size)
     start = (work.cursor, work.next_row, work.next_group)
-    planned = plan(source, checker, spec.group_size, *start)
+    planned = plan(source, context.checker(spec, verifier), spec.group_size, *start)
     identity = identity_of(job, spec, source.format, verifier, proposer)
     batches = in_batches(planned, min(MOST_TOGETHER, context.max_open_groups))
     return Reading(source, batches, identity)

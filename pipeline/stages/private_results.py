@@ -52,7 +52,7 @@ def put_kept(
     """Write what is finished of a group that was stopped; returns its entry in the job's report."""
     if job.privacy.is_full or not records:
         return {}
-    name = f"kept-{lease.group_index}-{lease.generation}"
+    name = f"kept-{lease.group_index}-{lease.token}"
     file = name_of_attempt("kept", lease)
     return {name: asdict(put_own(objects, job, file, write_results(records)))}
 

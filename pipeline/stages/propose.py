@@ -13,7 +13,7 @@ from specbatch.pipeline.stages import spans
 from specbatch.pipeline.stages.attempt import attempt_on_device, begin, claim_next
 from specbatch.pipeline.stages.context import StageContext
 from specbatch.pipeline.stages.requests import (
-    ahead,
+    block_request,
     blocks_of,
     goes_without_models,
     requests_of,
@@ -64,7 +64,7 @@ def _submit(
     cap = context.tenant_depths.get(job.tenant)
     text_policy = context.privacy.text_policy(job)
     requests = [
-        ahead(request, length)
+        block_request(request, length)
         for row in rows
         if not goes_without_models(spec, row)
         for request in requests_of(job.job_id, spec, row, decode, tenant_cap=cap, kept=text_policy)

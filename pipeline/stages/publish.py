@@ -141,7 +141,7 @@ class _Unread:
         context, spec = self.context, self.spec
         source = open_source(spec.input, context.objects, context.reader_bytes)
         self.format = source.format
-        checker = context.checker(spec)
+        checker = context.checker(spec, context.models(spec.verifier))
         yield from plan(source, checker, spec.group_size, self.work.cursor, self.work.next_row)
 
 

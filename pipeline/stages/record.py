@@ -12,7 +12,7 @@ from specbatch.pipeline.stages.requests import group_report, with_text
 from specbatch.pipeline.storage.artefacts import read_measured, read_results
 from specbatch.pipeline.storage.prompts import rows_of
 from specbatch.pipeline.storage.workspace import read_own
-from specbatch.schemas.records import DueWork, Stage, StageTiming
+from specbatch.schemas.records import Stage, StageTiming
 
 
 def record(context: StageContext, job_id: str, index: int) -> None:
@@ -36,9 +36,9 @@ def record(context: StageContext, job_id: str, index: int) -> None:
         due = store.commit_group(
             work.lease,
             kept_records(context.privacy.text_policy(job), done, tokenizer, texts),
-            StageTiming(0.0, time.monotonic() - begun),
+            StageTiming(time.monotonic() - begun),
             group_report(records) | read_measured(results),
         )
         spans.recorded(held.span, job, records, begun_ns)
         if due is not None:
-            context.enqueue(DueWork(job_id, due, None, priority=job.priority))
+            context.enqueue_unit(job, due, None)

@@ -20,7 +20,12 @@ from specbatch.pipeline.observe.tracing.context import CurrentWork, work_on
 from specbatch.pipeline.policy.tuning import PILOT_TOKENS
 from specbatch.pipeline.runtime.device_time import Timing
 from specbatch.pipeline.runtime.last_used import LastUsed
-from specbatch.pipeline.stages.requests import further, request_id_of, requests_of, row_and_sample
+from specbatch.pipeline.stages.requests import (
+    continuation,
+    request_id_of,
+    requests_of,
+    row_and_sample,
+)
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.pipeline.storage.prompts import ReadRows, reader
 from specbatch.schemas.errors import DeviceLostError, SpecbatchError
@@ -43,7 +48,7 @@ PAUSE_SEC = 120.0  # ... for so long
 _JOBS_KEPT, _FILES_KEPT = 4, 4  # of each, in a propose worker's memory
 
 
-class Line(Protocol):
+class HintChannel(Protocol):
     """How a verify worker reaches proposers, and they it."""
 
     @property
@@ -59,8 +64,8 @@ class Line(Protocol):
 class Refills:
     """What a verify worker asked for, and the answers. Thread-safe."""
 
-    def __init__(self, line: Line, clock: Callable[[], float] = time.monotonic) -> None:
-        self._line, self._clock = line, clock
+    def __init__(self, channel: HintChannel, clock: Callable[[], float] = time.monotonic) -> None:
+        self._channel, self._clock = channel, clock
         self._allowed: dict[str, tuple[int, str]] = {}  # request id: group index, proposer
         self._open: dict[str, float] = {}  # request id: when it was asked, oldest first
         self._in_a_row = 0  # that nobody answered
@@ -112,9 +117,9 @@ class Refills:
             sample_index=sample,
             output_ids=wanted.output,
             late=wanted.late,
-            reply_to=self._line.reply_to,
+            reply_to=self._channel.reply_to,
         )
-        self._line.ask(place[1], message)
+        self._channel.ask(place[1], message)
 
     def answered(self, message: HintMessage) -> str | None:
         """A hint arrived: the id of the request it is for, None when nobody needs it."""
@@ -199,7 +204,7 @@ class Refiller:
         wanted = spec.speculation.pregenerate_tokens
         first = PILOT_TOKENS if wanted == "auto" else wanted  # of the block
         length = min(first + message.late, MAX_HINT_TOKENS)
-        request = further(asked, message.output_ids, length)
+        request = continuation(asked, message.output_ids, length)
         service = self._host.service(spec.engine.of_proposer())
         with self._timing.working(Attempt(job.job_id, 0, HINTS, Stage.PROPOSE)) as tickets:
             tickets.append(service.submit(job.job_id, [request]))
@@ -216,5 +221,5 @@ class Refiller:
 
 
 def _no_text(_: Sequence[int]) -> str:
-    """Drafts are written without regard to stop strings: see `ahead`."""
+    """Drafts are written without regard to stop strings: see `block_request`."""
     return ""

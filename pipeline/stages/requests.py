@@ -99,7 +99,7 @@ def _depth_of(spec: JobSpec, cap: int | None) -> int | None:
     return depth if cap is None else min(depth, cap)
 
 
-def ahead(request: Request, tokens: int) -> Request:
+def block_request(request: Request, tokens: int) -> Request:
     """The request as the propose stage runs it: the same noise, `tokens` long, nothing drafted."""
     length = min(tokens, request.params.max_tokens)
     params = replace(
@@ -115,10 +115,10 @@ def ahead(request: Request, tokens: int) -> Request:
     )
 
 
-def further(request: Request, output_ids: tuple[int, ...], tokens: int) -> Request:
+def continuation(request: Request, output_ids: tuple[int, ...], tokens: int) -> Request:
     """The same, going on from output that is decided: `tokens` more, under another id."""
     return replace(
-        ahead(request, len(output_ids) + tokens),
+        block_request(request, len(output_ids) + tokens),
         request_id=f"{request.request_id}/further",
         decided_ids=output_ids,
     )

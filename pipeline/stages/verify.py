@@ -27,7 +27,7 @@ from specbatch.pipeline.runtime.leases import Held
 from specbatch.pipeline.runtime.work_stealing import wait_for_rows
 from specbatch.pipeline.stages import spans
 from specbatch.pipeline.stages.attempt import attempt_on_device, begin, claim_next
-from specbatch.pipeline.stages.context import ATTEMPTS_WITH_DRAFTS, StageContext
+from specbatch.pipeline.stages.context import StageContext
 from specbatch.pipeline.stages.drafting import uses_history
 from specbatch.pipeline.stages.private_results import put_kept
 from specbatch.pipeline.stages.refill import refilled
@@ -54,6 +54,8 @@ from specbatch.schemas.records import GroupWork, JobRow, PromptRow, Stage, Verif
 from specbatch.schemas.spec import JobSpec
 
 log = logging.getLogger(__name__)
+
+ATTEMPTS_WITH_DRAFTS = 3  # of a group; at the last one missing drafts are no error
 
 
 @dataclass(frozen=True, slots=True)

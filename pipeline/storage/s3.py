@@ -317,8 +317,8 @@ class S3Objects:
         try:
             return retrying(request, client)
         except (BotoCoreError, ClientError) as error:
-            told = f"cannot {verb} {uri}: {reason(error, self._endpoint_url)}"
-            raise ObjectError(told, passing=is_transient(error)) from error
+            message = f"cannot {verb} {uri}: {reason(error, self._endpoint_url)}"
+            raise ObjectError(message, passing=is_transient(error)) from error
 
     def _client(self) -> Any:
         with self._lock:

@@ -26,7 +26,7 @@ def name_of_attempt(kind: str, lease: Lease, ending: str = "arrow") -> str:
     same tokens again, and a worker from before could overwrite newer files.
     """
     group = "" if lease.group_index is None else f"-{lease.group_index:08d}"
-    return f"{kind}{group}-{lease.generation}-{secrets.token_hex(4)}.{ending}"
+    return f"{kind}{group}-{lease.token}-{secrets.token_hex(4)}.{ending}"
 
 
 def put_own(objects: Objects, job: JobRow, name: str, data: bytes) -> Artefact:

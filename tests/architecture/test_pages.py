@@ -17,7 +17,7 @@ PLACES = ("", "kernels", "pipeline", "pipeline/engines/exact", "pipeline/engines
 def walk() -> list[Path]:
     """The files that the way of one prompt leads through."""
     page = (ROOT / "ARCHITECTURE.md").read_text()
-    section = page.split("## The way of one prompt")[1].split("\n## ")[0]
+    section = page.split("## How a prompt travels")[1].split("\n## ")[0]
     return [ROOT / path for path in re.findall(r"\]\(([^)]+\.py)\)", section)]
 
 

@@ -8,9 +8,8 @@ import statistics
 
 import pytest
 
-from specbatch.benchmarks.beside import beside_best, beside_others
 from specbatch.benchmarks.contenders import random_prompts
-from specbatch.benchmarks.depth import Bed
+from specbatch.benchmarks.depth import Bed, against_others, auto_over_best
 from specbatch.jobs.bench.models import demo_model
 from specbatch.pipeline.policy.knowledge import Knowledge
 
@@ -26,8 +25,8 @@ def test_the_best_is_the_one_of_the_other_runs() -> None:
         k2=[200.0, 100.0, 100.0, 100.0],
         k8=[500.0, 60.0, 60.0, 60.0],
     )
-    assert beside_best(runs) == pytest.approx([0.90, 0.99, 0.98, 0.97])
-    found = beside_others(runs)
+    assert auto_over_best(runs) == pytest.approx([0.90, 0.99, 0.98, 0.97])
+    found = against_others(runs)
     assert found["best"] == "k2"
     assert found["auto_over_best_by_run"] == [0.9, 0.99, 0.98, 0.97]
     assert found["auto_over_best"] == 0.975
@@ -35,7 +34,7 @@ def test_the_best_is_the_one_of_the_other_runs() -> None:
 
 
 def test_of_one_run_the_best_is_its_own() -> None:
-    assert beside_best(by_run(auto=[90.0], off=[50.0], k2=[100.0])) == [0.9]
+    assert auto_over_best(by_run(auto=[90.0], off=[50.0], k2=[100.0])) == [0.9]
 
 
 def test_where_all_are_the_same_none_looks_better_for_being_chosen() -> None:
@@ -46,7 +45,7 @@ def test_where_all_are_the_same_none_looks_better_for_being_chosen() -> None:
         runs = [{n: generator.lognormvariate(0.0, 0.03) for n in names} for _ in range(5)]
         medians = {n: statistics.median(run[n] for run in runs) for n in names}
         raw.append(medians["auto"] / max(medians[n] for n in names[1:]))
-        apart.append(statistics.median(beside_best(runs)))
+        apart.append(statistics.median(auto_over_best(runs)))
     assert statistics.mean(raw) < 0.985
     assert statistics.mean(apart) == pytest.approx(1.0, abs=0.004)
 

@@ -16,13 +16,13 @@ import torch
 from specbatch.benchmarks.contenders import random_prompts
 from specbatch.jobs.bench import side_by_side
 from specbatch.jobs.bench.contenders import OURS, Completed, spoilt
+from specbatch.jobs.bench.entries import NONE, REPLAYED, Entry, learning
 from specbatch.jobs.bench.huggingface import ReplayCandidates, Transformers
 from specbatch.jobs.bench.models import demo_model
 from specbatch.jobs.bench.peer_client import PeerError
 from specbatch.jobs.bench.plan import ENGINES, Plan, read_prompts
 from specbatch.jobs.bench.side_by_side import DEPTH_OFF, Turns, beside_others, run
 from specbatch.jobs.bench.side_report import plot, reference_count, reference_share, remarks, table
-from specbatch.jobs.bench.ways import NONE, REPLAYED, Way, learning
 from specbatch.schemas.errors import InputError, ModelError, UsageError
 from support.models import TinyPair
 
@@ -54,13 +54,13 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_every_way_has_a_row_at_every_n(measured: dict[str, Any]) -> None:
     replayed = [(OURS, mode) for mode in ("auto", "depth 2", "depth 4", "depth 8")]
     replayed += [("transformers", f"assisted {depth}") for depth in (2, 4, 8)]
-    wanted = {(*way, share) for way, share in product(replayed, SMALL.acceptances)}
+    wanted = {(*entry, share) for entry, share in product(replayed, SMALL.acceptances)}
     alone = [
         (OURS, "off"),
         *((OURS, f"draft {m}") for m in ("auto", "depth 2", "depth 4", "depth 8")),
     ]
     alone += [("transformers", m) for m in ("generate", "generate_batch", "lookup 4", "draft 4")]
-    wanted |= {(*way, None) for way in alone}
+    wanted |= {(*entry, None) for entry in alone}
     for n in SMALL.counts:
         rows = [row for row in measured["rows"] if row["n"] == n]
         assert {(r["engine"], r["mode"], r["acceptance"]) for r in rows} == wanted
@@ -96,8 +96,8 @@ def test_the_file_says_what_was_done_on_what(measured: dict[str, Any]) -> None:
     assert measured["prompts"]["prompts"] == 3
     assert measured["prompts"]["tokens"]["most"] <= 24
     assert not measured["interrupted"]
-    ways = {(row["engine"], row["drafts"]) for row in measured["rows"]}
-    assert {(e, d) for e, how in measured["engines"].items() for d in how} == ways
+    entries = {(row["engine"], row["drafts"]) for row in measured["rows"]}
+    assert {(e, d) for e, how in measured["engines"].items() for d in how} == entries
     compared = measured["auto_beside_others"]
     assert [(row["n"], row["acceptance"]) for row in compared] == list(
         product(SMALL.counts, (*SMALL.acceptances, None))
@@ -118,7 +118,7 @@ def test_an_interrupted_run_keeps_what_was_finished(tmp_path: Path) -> None:
     assert found["interrupted"]
     modes = ["off", "auto", "depth 2", "depth 4", "depth 8"]
     at = {n: [row["mode"] for row in found["rows"] if row["n"] == n] for n in plan.counts}
-    assert at == {1: modes, 3: modes[:-1]}  # the last way of the last turn is missing
+    assert at == {1: modes, 3: modes[:-1]}  # the last entry of the last turn is missing
 
 
 def test_an_interruption_in_the_first_warm_up_leaves_nothing(
@@ -135,9 +135,9 @@ def test_an_interruption_in_the_first_warm_up_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def fixed(engine: str, mode: str, seconds: list[float], drafts: str = NONE) -> Way:
+def fixed(engine: str, mode: str, seconds: list[float], drafts: str = NONE) -> Entry:
     left = iter(seconds)
-    return Way(
+    return Entry(
         engine,
         mode,
         lambda prompts: Completed(next(left), [[1, 2] for _ in prompts], {"accepted": 1}),
@@ -154,18 +154,18 @@ def test_ratios_are_over_the_depth_off_that_ran_just_before() -> None:
 
     # The first of an engine's turns after another's is repeated; so is the warm-up's.
     off = fixed(OURS, "off", [9, 1, 2, 9, 1, 2, 9, 1, 2])
-    ways = [
+    entries = [
         off,
         fixed(OURS, "auto", [9, 0.5, 0.5], REPLAYED),
         off,
         fixed(OURS, "draft auto", [9, 1, 1]),
         fixed("x", "plain", [9, 9, 9, 4, 9, 4]),
-        Way("y", "plain", fails),
+        Entry("y", "plain", fails),
     ]
     turns = Turns(1)
     plan = replace(SMALL, new_tokens=2, runs=2)
-    side_by_side._take_turns(turns, ways, [[5]], plan, (0, 18), quiet)
-    rows = {(row["engine"], row["mode"]): row for row in turns.rows(ways)}
+    side_by_side._take_turns(turns, entries, [[5]], plan, (0, 18), quiet)
+    rows = {(row["engine"], row["mode"]): row for row in turns.rows(entries)}
     assert rows[OURS, "auto"]["over_off"] == 2
     assert rows[OURS, "draft auto"]["over_off"] == 2
     assert rows["x", "plain"]["over_off"] == 0.5

@@ -51,7 +51,7 @@ def test_a_broken_law_is_the_exit_code(cli: Any, monkeypatch: pytest.MonkeyPatch
     assert done.code == 1
     assert "BROKEN: job" in done.out
     assert "a row is gone" in done.out
-    assert "THE LAW IS BROKEN" in done.out
+    assert "invariants violated, see above" in done.out
 
 
 def test_without_a_redis_server_it_says_what_is_needed(

@@ -41,7 +41,7 @@ def started(monkeypatch: pytest.MonkeyPatch, redis_url: str) -> Called:
         "specbatch.workers.lifecycle.run_worker",
         lambda _settings, *rest: calls.append(rest),
     )
-    monkeypatch.setattr("specbatch.jobs.cli.worker.ProcessBeside", lambda *_: Mock())
+    monkeypatch.setattr("specbatch.jobs.cli.worker.SecondProcess", lambda *_: Mock())
     return calls
 
 

@@ -9,8 +9,8 @@ from ledger.audited import ROWS, audited, record, tell_everything, told
 from ledger.builders import JOB, LEASE_SEC, NO_TIME, Clock, completion, new_job
 
 from specbatch.pipeline.audit.digests import KEPT_BYTES, chained, completion_digest
-from specbatch.pipeline.ledger.actor import whoami
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.ledger.sql.store import whoami
 from specbatch.schemas.audit import (
     AuditRecord,
     EntryKind,
@@ -65,7 +65,7 @@ def test_a_group_tells_of_each_completion_and_of_its_worker(store: Store) -> Non
     assert (kind, actor) == ("group", "worker-7")
     assert said == {
         "index": 1,
-        "generation": lease.generation,
+        "generation": lease.token,
         "completions": [
             [row, 0, chained(completion_digest(completion(row)))] for row in range(4, 8)
         ],

@@ -307,14 +307,14 @@ def test_progress_counts_rows_tokens_time_and_money(store: Store, clock: Clock) 
     assert (before.cost_usd, before.acceptance_rate) == (0.0, None)
     store.finish_ingest(lease, 14, {})
 
-    clock.advance(10)  # group 0 waits 10 s, then verifies for 3 s; records with a time of its own
+    clock.advance(10)  # group 0 waits 10 s, then verifies for 3 s
     held = claim(store, 0).lease
     clock.advance(3)
-    store.advance(held, Stage.RECORD, RESULTS, StageTiming(0.0, 2.5, 0.01))
+    store.advance(held, Stage.RECORD, RESULTS, StageTiming(2.5, 0.01))
     records = [completion(row) for row in range(3)]
     records.append(completion(3, finish_reason=FinishReason.ERROR, error="broken"))
     lease = claim(store, 0, Stage.RECORD).lease
-    store.commit_group(lease, records, StageTiming(1.5, 0.5), {})
+    store.commit_group(lease, records, StageTiming(0.5), {})
     exhaust(store, 1)
 
     assert store.progress(JOB) == replace(
@@ -328,7 +328,7 @@ def test_progress_counts_rows_tokens_time_and_money(store: Store, clock: Clock) 
         proposed=16,
         accepted=4,
         verifier_passes=8,
-        queue_sec=11.5,
+        queue_sec=10.0,
         compute_sec=3.0,
         cost_usd=1.0,
     )

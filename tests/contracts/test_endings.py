@@ -211,9 +211,9 @@ def test_retry_sends_failed_and_cancelled_groups_back(store: Store) -> None:
     store.advance(claim(store, 2, Stage.PROPOSE).lease, Stage.VERIFY, None, NO_TIME)
     store.advance(claim(store, 2).lease, Stage.RECORD, RESULTS, NO_TIME)
     exhaust(store, 2, Stage.RECORD)  # fails at record, with results
-    generation = claim(store, 3, Stage.PROPOSE).lease.generation
+    token = claim(store, 3, Stage.PROPOSE).lease.token
     store.request_cancel(JOB)  # cancels 4; 3 is held
-    store.cancel_group(Lease(JOB, 3, Stage.PROPOSE, generation, "w1", 1))
+    store.cancel_group(Lease(JOB, 3, Stage.PROPOSE, token, "w1", 1))
     finish(store, JobState.CANCELLED)
 
     assert store.retry_job(JOB) == 4
@@ -223,7 +223,7 @@ def test_retry_sends_failed_and_cancelled_groups_back(store: Store) -> None:
     messages = {message.group_index: message.stage for message in store.due()}
     assert messages == {1: Stage.VERIFY, 2: Stage.RECORD, 3: Stage.PROPOSE, 4: Stage.PROPOSE}
     again = claim(store, 3, Stage.PROPOSE).lease
-    assert (again.generation, again.attempt) == (generation + 1, 1)
+    assert (again.token, again.attempt) == (token + 1, 1)
     assert len(list(store.completions(JOB))) == 4
 
 

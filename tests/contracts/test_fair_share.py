@@ -98,7 +98,7 @@ def test_a_group_whose_holder_vanished_is_claimed_again(store: Store, clock: Clo
     ingest(store, groups=1)
     found(next_of(store))
     clock.advance(LEASE_SEC)
-    assert found(next_of(store)).lease.generation == 2
+    assert found(next_of(store)).lease.token == 2
 
 
 def test_nothing_of_a_cancelled_job_is_claimed_and_the_sweep_closes_it(

@@ -38,7 +38,7 @@ def test_leases_of_a_dead_owner_end_at_once_and_those_of_others_stay(store: Stor
     assert store.holders(JOB) == []
     taken = store.claim_group(JOB, 0, Stage.VERIFY, "w2", LEASE_SEC)
     assert taken is not None
-    assert taken.lease.generation == held.generation + 1
+    assert taken.lease.token == held.token + 1
     assert taken.lease.attempt == held.attempt + 1, "it is as if the lease had run out"
     assert store.heartbeat([held], LEASE_SEC).lost == {held}
 

@@ -15,7 +15,7 @@ def test_a_group_tells_its_totals_and_when_it_was_done(store: Store, clock: Cloc
     clock.advance(3)
     lease = verified(store, 1)
     clock.advance(4)
-    store.commit_group(lease, [completion(4), completion(5)], StageTiming(0.0, 0.5), {})
+    store.commit_group(lease, [completion(4), completion(5)], StageTiming(0.5), {})
     first, second = store.group_figures(JOB)
     assert first == GroupFigures(0, Stage.VERIFY, 4, None, 0.0, 0.0, 0, 0, 0, 0, 0, 0.0)
     assert second == GroupFigures(1, Stage.DONE, 4, START + 7, 3.0, 0.5, 2, 6, 8, 2, 4, 0.5)

@@ -211,7 +211,7 @@ def test_ingest_resumes_where_its_last_transaction_ended(store: Store, clock: Cl
     clock.advance(LEASE_SEC + 1)
     work = claim_job(store, Stage.INGEST, "another")
     assert (work.next_group, work.next_row, work.cursor) == (2, 9, position(9))
-    assert work.lease.generation == lease.generation + 1
+    assert work.lease.token == lease.token + 1
     with pytest.raises(FencedError):
         store.add_groups(lease, [new_group(2)], [], 12, position(12))
     with pytest.raises(FencedError):

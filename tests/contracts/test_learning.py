@@ -338,7 +338,7 @@ def test_a_group_that_waits_too_long_for_drafts_goes_on_without(store: Store, cl
     assert store.claim_group(JOB, 0, Stage.PROPOSE, "w", LEASE_SEC) is None
     clock.advance(5)
     work = claim(store, 0)
-    assert (work.drafts, work.lease.attempt, work.lease.generation) == (None, 1, 2)
+    assert (work.drafts, work.lease.attempt, work.lease.token) == (None, 1, 2)
     store.advance(work.lease, Stage.RECORD, RESULTS, NO_TIME)
     assert store.progress(JOB).queue_sec == 5  # ready since it was skipped
 
@@ -370,7 +370,7 @@ def test_a_late_proposer_is_fenced(store: Store, clock: Clock) -> None:
     store.release(late, "too late")
     work = claim(store, 0)
     assert (work.drafts, work.lease.attempt) == (None, 1)
-    assert work.lease.generation == late.generation + 2
+    assert work.lease.token == late.token + 2
 
 
 def test_a_group_given_back_waits_anew(store: Store, clock: Clock) -> None:

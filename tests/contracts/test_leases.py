@@ -74,7 +74,7 @@ def test_an_expired_lease_can_be_taken_over_and_the_old_holder_is_fenced(
     assert store.claim_group(JOB, 0, Stage.VERIFY, "w2", LEASE_SEC) is None
     clock.advance(1)
     new = claim(store, 0, owner="w2").lease
-    assert (new.generation, new.attempt) == (2, 2)
+    assert (new.token, new.attempt) == (2, 2)
     with pytest.raises(FencedError, match="fencing token 1"):
         store.advance(old, Stage.RECORD, RESULTS, NO_TIME)
     with pytest.raises(FencedError):
@@ -85,7 +85,7 @@ def test_an_expired_lease_can_be_taken_over_and_the_old_holder_is_fenced(
 
 
 @pytest.mark.parametrize(
-    "change", [{"generation": 2}, {"owner": "w2"}, {"stage": Stage.RECORD}, {"group_index": 1}]
+    "change", [{"token": 2}, {"owner": "w2"}, {"stage": Stage.RECORD}, {"group_index": 1}]
 )
 def test_a_lease_must_fit_in_every_field(store: Store, change: dict[str, Any]) -> None:
     ingest(store)
@@ -112,7 +112,7 @@ def test_a_heartbeat_covers_jobs_and_many_groups(store: Store, clock: Clock) -> 
     job_lease = claim_job(store, Stage.INGEST).lease
     store.add_groups(job_lease, [new_group(i) for i in range(600)], [], 2400, position())
     leases = [job_lease, *(claim(store, index).lease for index in range(0, 600, 3))]
-    stale = replace(leases[7], generation=9)
+    stale = replace(leases[7], token=9)
     clock.advance(LEASE_SEC - 1)
     assert store.heartbeat([*leases, stale], LEASE_SEC) == ({stale}, set(), set())
     assert store.heartbeat([], LEASE_SEC) == (set(), set(), set())

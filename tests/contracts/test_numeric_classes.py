@@ -82,7 +82,7 @@ def test_a_refused_claim_changes_nothing(store: Store) -> None:
     first = found(claim_group(store, 0, "w", serving(F32))).lease
     assert claim_group(store, 1, "other", serving(TORCH)) is None
     second = found(claim_group(store, 1, "w", serving(F32))).lease
-    assert (first.generation, first.attempt) == (second.generation, second.attempt) == (1, 1)
+    assert (first.token, first.attempt) == (second.token, second.attempt) == (1, 1)
 
 
 def test_the_class_of_most_live_workers_is_pinned_whoever_asks_first(store: Store) -> None:

@@ -32,6 +32,7 @@ from ledger.builders import (
     position,
 )
 
+from specbatch.pipeline.ledger import split_rules
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.errors import FencedError, StoreError, UsageError
 from specbatch.schemas.records import (
@@ -81,10 +82,10 @@ def test_a_group_whose_attempts_are_used_up_is_cut_in_halves(store: Store) -> No
     assert {message.group_index for message in store.due()} == {0, SPLIT}
     first = claim(store, 0)
     assert (first.rows, first.row_start, first.row_stop, first.suspect) == (3, 0, 3, True)
-    assert (first.lease.generation, first.lease.attempt) == (5, 3)
+    assert (first.lease.token, first.lease.attempt) == (5, 3)
     second = claim(store, SPLIT, owner="w2")
     assert (second.rows, second.row_start, second.row_stop, second.suspect) == (2, 3, 5, True)
-    assert (second.lease.generation, second.lease.attempt) == (1, 3)
+    assert (second.lease.token, second.lease.attempt) == (1, 3)
     assert second.prompts == first.prompts == new_group(0).prompts
     assert second.where == Prompts(new_group(0).prompts, 3, 2)
 
@@ -118,7 +119,7 @@ def test_a_group_whose_workers_vanish_is_cut_at_the_next_claim(store: Store, clo
         clock.advance(LEASE_SEC)
     half = claim(store, 0)
     assert (half.rows, half.lease.attempt) == (2, 3)
-    assert half.lease.generation == old.generation + 2
+    assert half.lease.token == old.token + 2
     assert store.heartbeat([old], LEASE_SEC).lost == {old}
     with pytest.raises(FencedError):
         store.advance(old, Stage.RECORD, RESULTS, NO_TIME)
@@ -153,6 +154,26 @@ def test_a_failure_that_is_no_rows_fault_fails_the_group_whole(store: Store) -> 
     exhaust(store, 0)
     assert [prompts.rows for _, _, prompts, _ in store.failed_groups(JOB)] == [4]
     assert store.get_job(JOB).groups_total == 1
+
+
+def test_what_fails_row_after_row_is_split_up_to_a_limit(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(split_rules, "MOST_FAILED_HALVES", 2)
+    ingest(store, groups=3)
+    assert [fail(store, index) for index in range(3)] == [SPLIT, SPLIT + 1, None]
+    assert [(index, prompts.rows) for index, _, prompts, _ in store.failed_groups(JOB)] == [(2, 4)]
+
+
+def test_what_the_idle_took_over_does_not_count_against_what_fails(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(split_rules, "MOST_FAILED_HALVES", 1)
+    ingest(store, groups=2)
+    lease = claim(store, 1, owner="busy").lease
+    for keep in (3, 2):
+        store.split_group(lease, keep)
+    assert fail(store, 0) == SPLIT + 2
 
 
 def test_a_cancelled_group_is_not_cut(store: Store) -> None:

@@ -91,7 +91,7 @@ def test_looking_tells_of_the_jobs_that_were_asked_for_and_extends_nothing(
 def test_a_budget_counts_what_got_on_and_what_is_in_flight(store: Store, clock: Clock) -> None:
     ingest(store, groups=3, budget_usd=1.0)
     first, second, third = (claim(store, index).lease for index in range(3))
-    store.advance(first, Stage.RECORD, RESULTS, StageTiming(0.0, 1.0, 0.5))
+    store.advance(first, Stage.RECORD, RESULTS, StageTiming(1.0, 0.5))
     assert store.cancelled_jobs({second: 0.2, third: 0.2}) == set()
     assert store.stop_overdue() == set()
     assert store.cancelled_jobs({second: 0.3, third: 0.2}) == {JOB}
@@ -103,7 +103,7 @@ def test_what_was_in_flight_counts_no_more_once_it_is_not_held(store: Store) -> 
     ingest(store, groups=2, budget_usd=1.0)
     first, second = claim(store, 0).lease, claim(store, 1).lease
     assert store.cancelled_jobs({first: 0.7, second: 0.2}) == set()
-    store.advance(first, Stage.RECORD, RESULTS, StageTiming(0.0, 1.0, 0.75))
+    store.advance(first, Stage.RECORD, RESULTS, StageTiming(1.0, 0.75))
     assert store.stop_overdue() == set(), "0.75 and 0.2, and not 0.7 once more"
     claim(store, 0, Stage.RECORD)
     assert store.stop_overdue() == set(), "nor while it is recorded"
@@ -158,7 +158,7 @@ def stopped(store: Store, rows: tuple[int, ...], **report: float) -> Lease:
     """The job is cancelled while group 0 is verified, and these of its rows are kept."""
     lease = claim(store, 0).lease
     store.request_cancel(JOB)
-    store.keep_part(lease, [completion(r) for r in rows], StageTiming(0.0, 2.0, 0.25), report)
+    store.keep_part(lease, [completion(r) for r in rows], StageTiming(2.0, 0.25), report)
     return lease
 
 
@@ -299,7 +299,7 @@ def test_only_who_holds_the_input_can_pause_it(store: Store) -> None:
     store.create_job(new_job())
     lease = claim_job(store, Stage.INGEST).lease
     with pytest.raises(FencedError):
-        store.pause_ingest(replace(lease, generation=9), 1)
+        store.pause_ingest(replace(lease, token=9), 1)
 
 
 def test_messages_carry_the_class_of_their_job(store: Store) -> None:

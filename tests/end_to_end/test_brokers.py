@@ -244,7 +244,7 @@ def test_a_worker_outlives_whatever_is_put_into_its_queue(
     client.close()
     for words in (
         "it has ", "it names no task of this program", "wrong fields: path",
-        "it has other tasks in tow",
+        "it carries a chain, group or chord",
     ):  # fmt: skip
         assert f"a message is refused: {words}" in said
     assert "/etc/passwd" not in said

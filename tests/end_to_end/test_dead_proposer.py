@@ -64,11 +64,11 @@ def test_groups_that_nobody_takes_up_go_on_and_are_enqueued_at_once() -> None:
     [decision] = bed.store.decisions(JOB)
     assert decision.action is DecisionAction.SKIPPED
     assert decision.reason == (
-        "2 groups (0, 2) go on without drafts, for no proposer worker had taken them up for 60 s"
+        "2 groups (0, 2) skip drafting: no propose worker claimed them within 60 s"
     )
     bed.clock.advance(PATIENCE_SEC + 1)
     assert (Stage.VERIFY, 1) in bed.sweep()
-    assert "group 1 goes on without drafts" in bed.store.decisions(JOB)[-1].reason
+    assert "group 1 skips drafting" in bed.store.decisions(JOB)[-1].reason
 
 
 def test_a_reason_names_only_so_many_groups() -> None:
@@ -78,7 +78,7 @@ def test_a_reason_names_only_so_many_groups() -> None:
     clock.advance(PATIENCE_SEC + 1)
     Sweeper(store, lambda _: None, 5.0, PATIENCE_SEC).sweep()
     [decision] = store.decisions(JOB)
-    assert decision.reason.startswith("30 groups (0, 1, 2, 3, 4, 5, 6, 7, ...) go on")
+    assert decision.reason.startswith("30 groups (0, 1, 2, 3, 4, 5, 6, 7, ...) skip drafting")
 
 
 def test_groups_go_on_even_if_that_cannot_be_noted(
@@ -189,7 +189,7 @@ def test_a_proposer_that_was_never_started_holds_nothing_up(
         site.finish(others)
     assert outcome(site.store, site.job_id) == undisturbed
     assert sum(count_of(reason) for reason in site.skipped()) == GROUPS
-    assert all("no proposer worker had taken" in reason for reason in site.skipped())
+    assert all("no propose worker claimed" in reason for reason in site.skipped())
 
 
 @pytest.mark.parametrize("end", [WorkerProcess.kill, WorkerProcess.freeze], ids=["kill", "freeze"])
@@ -211,7 +211,11 @@ def test_a_proposer_that_ends_in_the_middle_holds_nothing_up(
             assert sum(count_of(reason) for reason in site.skipped()) == undrafted
             if end is WorkerProcess.freeze:  # it comes to itself, and its draft is refused
                 proposer.thaw()
-                wait_until("it is fenced", lambda: "dropped: " in proposer.text(), [proposer])
+                wait_until(
+                    "it is fenced",
+                    lambda: "attempt abandoned, lease lost: " in proposer.text(),
+                    [proposer],
+                )
                 assert outcome(site.store, site.job_id) == undisturbed
 
 

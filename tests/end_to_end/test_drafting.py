@@ -342,7 +342,7 @@ def test_drafts_that_never_fit_are_given_up_and_the_reason_is_kept(
     given_up = (DecisionAction.OFF, DecisionAction.DISABLED)
     told = [d for d in tried.decisions if d.action in given_up]
     assert told
-    too_little = r"drafts are accepted at 0\.\d\d .*, too little with \d+ sequences"
+    too_little = r"acceptance 0\.\d\d over .*; break-even at \d+ sequences is"
     too_dear = r"with \d+ sequences in a step no acceptance pays for what draft-model's drafts"
     for decision in told:
         assert re.search(f"{too_little}|{too_dear}", decision.reason)

@@ -83,10 +83,10 @@ def test_a_collapse_costs_less_than_three_percent_and_says_why(
     assert BAD < out.break_even < GOOD
     assert out.sequences == off.sequences == count
     for decision in (off, out):
-        assert f"{job.source.name}'s drafts are accepted at" in decision.reason
-        assert f"too little with {count} sequences in a step: from" in decision.reason
-    assert f"accepted at {out.acceptance:.2f}" in out.reason
-    assert f"from {out.break_even:.2f} on they pay" in out.reason
+        assert f"{job.source.name}: acceptance" in decision.reason
+        assert f"break-even at {count} sequences is" in decision.reason
+    assert f"acceptance {out.acceptance:.2f} over" in out.reason
+    assert out.reason.endswith(f"is {out.break_even:.2f}")
     # It is tried again, each time after a longer rest, and never taken in.
     assert second.told(DecisionAction.HALF_OPENED)
     assert not second.told(DecisionAction.ENABLED)
@@ -125,7 +125,7 @@ def test_bad_drafts_that_become_good_cost_little_and_are_taken_in(
     assert taken.acceptance is not None
     assert taken.break_even is not None
     assert taken.acceptance >= taken.break_even
-    assert f"enough with {count} sequences" in taken.reason
+    assert f"break-even at {count} sequences is" in taken.reason
     assert job.source.name in on.reason
     assert second.loss < 0.0, "a gain, though it had to be found out first"
 

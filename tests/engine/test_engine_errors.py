@@ -292,7 +292,10 @@ def test_a_disabled_proposer_is_tried_again(caplog: pytest.LogCaptureFixture) ->
     now = 0.0
     broken = Broken()
     failures: list[float] = []
-    guarded = GuardedProposer(broken, lambda: failures.append(now), clock=lambda: now)
+    opened: list[str] = []
+    guarded = GuardedProposer(
+        broken, lambda: failures.append(now), lambda _, why: opened.append(why), lambda: now
+    )
     row: Any = object()
 
     def drafts() -> list[list[int]]:
@@ -303,6 +306,9 @@ def test_a_disabled_proposer_is_tried_again(caplog: pytest.LogCaptureFixture) ->
     assert drafts() == []
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
     assert "is disabled for 60 s" in caplog.text
+    assert opened == [
+        f"proposer broken failed {PATIENCE} times in a row and is disabled for 60 s: RuntimeError"
+    ]
     now = OPEN_SEC + 1
     assert drafts() == [[]], "one more try"
     assert drafts() == [], "which failed"

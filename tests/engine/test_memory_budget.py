@@ -17,7 +17,6 @@ from specbatch.pipeline.engines.exact.model.memory import (
     budget_of,
     free_for_another,
     give_back_freed,
-    peak_bytes,
     resident_bytes,
 )
 from specbatch.pipeline.engines.models.model_folder import inspect_model
@@ -59,10 +58,9 @@ def test_what_a_process_holds_is_read_in_bytes(tmp_path: Path) -> None:
     status = tmp_path / "status"
     status.write_text("Name:\tpython\nVmHWM:\t    3000 kB\nVmRSS:\t    2000 kB\n")
     assert resident_bytes(status) == 2000 << 10
-    assert peak_bytes(status) == 3000 << 10
     assert resident_bytes(tmp_path / "none") is None
     give_back_freed()
-    assert (resident_bytes() or 0) <= (peak_bytes() or 0)
+    assert (resident_bytes() or 0) > 0
 
 
 @pytest.mark.parametrize("models", [1, 2])

@@ -43,7 +43,7 @@ class Recorder:
     def finished(self, job_id: str, sec_per_token: float) -> None:
         self.ended.append((job_id, sec_per_token))
 
-    def turned(self, job_id: str, proposer: str, is_off: bool) -> None:
+    def drafting_switched(self, job_id: str, proposer: str, is_off: bool) -> None:
         self.turns.append((job_id, proposer, is_off))
 
     def drifted(self, proposer: str, nats: float) -> None:

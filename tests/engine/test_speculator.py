@@ -21,6 +21,7 @@ from engine.simulating import (
 from policy.machines import linear, saturating
 
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.policy import tuning
 from specbatch.pipeline.policy.breaker import DecisionLog
 from specbatch.pipeline.policy.tuning import MAX_DEPTH
 from specbatch.schemas.records import Verification
@@ -347,12 +348,12 @@ def test_without_sources_every_depth_is_0_and_nothing_is_looked_at(clock: Clock)
 
 @pytest.mark.parametrize("depth", [None, 4], ids=["auto", "fixed"])
 def test_steps_never_hold_more_draft_tokens_than_are_allowed(
-    clock: Clock, depth: int | None
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, depth: int | None
 ) -> None:
     """However cheap they are, and whoever asks for them: passes are made ready for so many."""
     rare, often = Source("rare", 0.995), Source("often", 0.95)
     made = Simulation(saturating, [rare, often], clock)
-    made.speculator.max_draft_tokens = made.speculator._controller.max_draft_tokens = 20
+    monkeypatch.setattr(tuning, "MAX_DRAFT_TOKENS", 20)
     made.add(8, route=route("nightly"), depth=depth)
     rare.limit = lambda s: 16 * (len(s.request.request_id) % 2)
     deepest = 0

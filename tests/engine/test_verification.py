@@ -25,6 +25,7 @@ from specbatch.pipeline.engines.exact.model.runner import ModelRunner
 from specbatch.pipeline.engines.exact.proposers.block import BlockProposer
 from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
 from specbatch.pipeline.engines.exact.proposers.guarded import GuardedProposer
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.sampling.sampling import sampling_rows
 from specbatch.pipeline.engines.exact.state.kv_blocks import KvState
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
@@ -303,8 +304,15 @@ def test_a_guarded_proposer_has_draft_probs_where_the_proposer_has(foreign: Tiny
     request = Request("r", PROMPT, params, 1, verification=Verification.REJECTION)
     sequence = Sequence(request, frozenset(), 9)
     draft_model = DraftModelProposer(ModelRunner(loaded(foreign.draft, "float32"), 1 << 20))
-    kept = GuardedProposer(draft_model, lambda: None)
+    kept = GuardedProposer(draft_model, lambda: None, lambda *_: None)
     assert kept.has_draft_probs
     assert len(kept.propose([sequence], [2])[0]) == 2
     assert torch.equal(kept.draft_probs(sequence), draft_model.draft_probs(sequence))
-    assert not GuardedProposer(BlockProposer(), lambda: None).has_draft_probs
+    assert not GuardedProposer(BlockProposer(), lambda: None, lambda *_: None).has_draft_probs
+
+
+def test_a_guarded_proposer_does_all_that_a_proposer_does() -> None:
+    """The contract's defaults would hide what the proposer can do."""
+    methods = {name for name, of in vars(Proposer).items() if callable(of) and name[0] != "_"}
+    assert methods
+    assert methods <= vars(GuardedProposer).keys()

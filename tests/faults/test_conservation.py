@@ -87,7 +87,7 @@ def lose_a_row(bed: Shop, job_id: str) -> None:
 
 
 def open_a_group_again(bed: Shop, job_id: str) -> None:
-    """As a write would that does not look at its generation."""
+    """As a write would that does not look at its fencing token."""
     execute(bed, "UPDATE groups SET stage = 'record' WHERE job_id = ? AND group_index = 1", job_id)
 
 

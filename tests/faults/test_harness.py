@@ -13,7 +13,7 @@ from faults.sites import Jolt, Jolts
 
 from specbatch.jobs.chaos.harness import Ran, Site, site
 from specbatch.jobs.chaos.plan import Deed, Disturbance, Plan
-from specbatch.jobs.chaos.stand_in import NUMERIC_CLASS, Law
+from specbatch.jobs.chaos.stand_in import NUMERIC_CLASS, HashedTokens
 from specbatch.jobs.chaos.stand_in_model import EOS, VOCAB_SIZE, weights_of
 from specbatch.pipeline.engines.contract import Request
 from specbatch.pipeline.ledger.sql import groups
@@ -44,7 +44,9 @@ def test_outputs_are_what_the_stand_in_is_known_to_write(one_site: Site) -> None
         if row["finish_reason"] == "error":
             continue
         prompt = tuple(f"The story of {row['row_index']} sailors and".encode())
-        law = Law(Request("", prompt, SamplingParams(), row["seed"]), VOCAB_SIZE, model=model)
+        law = HashedTokens(
+            Request("", prompt, SamplingParams(), row["seed"]), VOCAB_SIZE, model=model
+        )
         tokens = [law.at(place)[0] for place in range(12)]
         stop = tokens.index(EOS) + 1 if EOS in tokens else 12
         assert row["token_ids"] == tokens[:stop]
@@ -77,7 +79,7 @@ def test_a_frozen_worker_finds_its_lease_gone(one_site: Site) -> None:
         assert ran.fired == [freeze]
         assert ran.restarts == 0
         assert ran.violations == []
-        if "dropped: " in log_of(one_site):
+        if "attempt abandoned, lease lost: " in log_of(one_site):
             return
     raise AssertionError("no frozen worker was told that its group is another's")
 
@@ -215,7 +217,7 @@ def test_a_store_without_a_fence_is_found_out(
         late = bed.store.claim_group(job_id, message.group_index or 0, Stage.VERIFY, "late", 60.0)
         assert late is not None
         bed.drain(job_id)
-        word = (late.lease, Stage.RECORD, late.prompts, StageTiming(0.0, 0.0))
+        word = (late.lease, Stage.RECORD, late.prompts, StageTiming(0.0))
         with pytest.raises(FencedError):
             bed.store.advance(*word)
         assert bed.report(job_id).violations == ()

@@ -73,7 +73,7 @@ def test_places_are_counted_over_all_workers(tmp_path: Path) -> None:
     told: list[tuple[int, int, int]] = []
     d = Disturbance(CrashPoint.LEASE, Deed.BREAK, nth=3)
     workers = [
-        Armed(n, on_postgres=False, tell=lambda run, index, n=n: told.append((n, run, index)))
+        Armed(n, on_postgres=False, on_fire=lambda run, index, n=n: told.append((n, run, index)))
         for n in range(2)
     ]
     for worker in workers:
@@ -89,7 +89,7 @@ def test_places_are_counted_over_all_workers(tmp_path: Path) -> None:
 
 def test_a_disturbance_of_one_worker_leaves_the_others_alone(tmp_path: Path) -> None:
     d = Disturbance(CrashPoint.UPLOAD, Deed.BREAK, worker=1)
-    other, meant = (Armed(n, on_postgres=False, tell=lambda *_: None) for n in (0, 1))
+    other, meant = (Armed(n, on_postgres=False, on_fire=lambda *_: None) for n in (0, 1))
     for worker in (other, meant):
         worker.arm(Arming(1, (d,), str(tmp_path)))
     other(CrashPoint.UPLOAD)
@@ -104,7 +104,7 @@ def ignore(run: int, index: int) -> None:
 
 
 def test_a_full_disk_fails_whatever_is_written_until_there_is_room(tmp_path: Path) -> None:
-    worker = Armed(0, on_postgres=False, tell=ignore)
+    worker = Armed(0, on_postgres=False, on_fire=ignore)
     full = tmp_path / "full"
     worker.arm(Arming(1, (), str(tmp_path), full=str(full)))
     worker(CrashPoint.SQL_COMMIT)

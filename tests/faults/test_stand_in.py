@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specbatch.jobs.chaos.stand_in import REFUSED, Law, StandInEngine, StandInHost
+from specbatch.jobs.chaos.stand_in import REFUSED, HashedTokens, StandInEngine, StandInHost
 from specbatch.jobs.chaos.stand_in_model import (
     CONTEXT_TOKENS,
     EOS,
@@ -95,14 +95,17 @@ def test_drafts_are_kept_where_they_agree_and_change_nothing(host: StandInHost) 
 
 
 def test_a_draft_model_agrees_in_most_places() -> None:
-    verifier, draft = Law(request(4), VOCAB_SIZE), Law(request(4), VOCAB_SIZE, agreement=0.75)
+    verifier, draft = (
+        HashedTokens(request(4), VOCAB_SIZE),
+        HashedTokens(request(4), VOCAB_SIZE, agreement=0.75),
+    )
     same = sum(verifier.at(i)[0] == draft.at(i)[0] for i in range(2000))
     assert 0.7 < same / 2000 < 0.8
 
 
 def test_a_hint_leads_on_where_a_sequence_is() -> None:
     asked = request(5, depth=4, params=replace(PARAMS, ignore_eos=True))
-    truth = Law(asked, VOCAB_SIZE)
+    truth = HashedTokens(asked, VOCAB_SIZE)
     engine = StandInEngine(VOCAB_SIZE, CONTEXT_TOKENS)
     engine.add(asked)
     assert engine.step() == []

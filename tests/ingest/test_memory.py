@@ -19,7 +19,7 @@ import resource, sys
 from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.pipeline.outputs.outputs import OutputWriter
-from specbatch.pipeline.inputs.planner import estimate
+from specbatch.pipeline.inputs.planner import plan
 from specbatch.pipeline.inputs.rows import RowChecker
 from specbatch.pipeline.inputs.sources import open_source
 from specbatch.schemas.spec import load_spec
@@ -31,8 +31,11 @@ tokenizer = TextTokenizer.load(sys.argv[2])
 before = peak_mib()
 spec = load_spec({"input": {"uri": sys.argv[1]}, "output": {"uri": "/o"}, "verifier": "m"})
 source = open_source(spec.input, Objects())
-total = estimate(source, RowChecker(spec, tokenizer, 4096, tokenizer.vocab_size), spec.group_size)
-print(total.accepted, total.groups, round(peak_mib() - before))
+checker = RowChecker(spec, tokenizer, 4096, tokenizer.vocab_size)
+accepted = groups = 0
+for group in plan(source, checker, spec.group_size):
+    accepted, groups = accepted + len(group.rows), groups + bool(group.rows)
+print(accepted, groups, round(peak_mib() - before))
 """
 
 

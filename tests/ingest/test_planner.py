@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ingest.making import make_spec, write_parquet
 
-from specbatch.pipeline.inputs.planner import PlannedGroup, estimate, plan
+from specbatch.pipeline.inputs.planner import PlannedGroup, plan
 from specbatch.pipeline.inputs.rows import RowChecker
 from specbatch.pipeline.inputs.sources import open_source
 from specbatch.pipeline.storage.objects import Objects
@@ -84,18 +84,15 @@ def test_an_empty_file_plans_to_nothing(tmp_path: Path, make_checker: MakeChecke
     assert plan_all(spec, make_checker(spec)) == []
 
 
-def test_estimate_counts_what_plan_would_make(tmp_path: Path, make_checker: MakeChecker) -> None:
+def test_bad_rows_are_in_no_group(tmp_path: Path, make_checker: MakeChecker) -> None:
     prompts = [None if i % 10 == 0 else "x" * (i % 7 + 1) for i in range(1000)]
-    path = write_parquet(tmp_path / "a.parquet", {"prompt": prompts})
-    spec = make_spec(path, sampling={"n": 2})
-    total = estimate(open_source(spec.input, Objects()), make_checker(spec), 64)
+    spec = make_spec(write_parquet(tmp_path / "a.parquet", {"prompt": prompts}))
     groups = plan_all(spec, make_checker(spec))
-    assert (total.rows, total.accepted, total.completions) == (1000, 900, 1800)
-    assert total.rejected == {"null_prompt": 100}
-    assert [row.row_index for row in total.examples["null_prompt"]] == [0, 10, 20]
-    assert total.groups == len(groups)
-    assert total.prompt_tokens == sum(group.prompt_tokens for group in groups)
-    assert total.longest_prompt_tokens == 8
+    assert groups[-1].next_row == 1000
+    assert sum(len(group.rows) for group in groups) == 900
+    bad = [row for group in groups for row in group.rejected]
+    assert {row.code for row in bad} == {"null_prompt"}
+    assert [row.row_index for row in bad] == list(range(0, 1000, 10))
 
 
 # --- resume -------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from ingest.making import make_spec, write_parquet
 
-from specbatch.jobs.cli.reach import _files as check_files
-from specbatch.jobs.cli.reach import check_input_here
+from specbatch.jobs.cli.checks import _files as check_files
+from specbatch.jobs.cli.checks import check_input_here
 from specbatch.pipeline.inputs.contract import RawBatch, RawRow, Source
 from specbatch.pipeline.inputs.sources import open_source
 from specbatch.pipeline.storage.objects import Objects

@@ -101,9 +101,9 @@ def unfinished(s3_client: Any, bucket: str) -> list[str]:
 def test_unfinished_uploads_go_with_the_job_s_files_and_no_others(
     s3: Objects, s3_client: Any, bucket: str
 ) -> None:
-    """Their names carry a generation: no later upload has the same one, and ends them."""
+    """Their names carry a fencing token: no later upload has the same one, and ends them."""
     others = [f"jobs/{JOB}0/results-00000003-1.arrow", f"jobs/{JOB}.arrow", "jobs/other/a"]
-    mine = [f"jobs/{JOB}/results-00000003-{generation}.arrow" for generation in (1, 1, 2)]
+    mine = [f"jobs/{JOB}/results-00000003-{token}.arrow" for token in (1, 1, 2)]
     begin(s3_client, bucket, *others, *mine)
     job = job_in(f"{bucket}/jobs/{JOB}")
     s3.put_bytes(join(job.workspace_uri, "prompts-0.arrow"), b"rows")

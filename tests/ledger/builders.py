@@ -20,7 +20,7 @@ from specbatch.schemas.records import (
 JOB = "job00000000000001"
 LEASE_SEC = 60.0
 START = 1_000_000.0
-NO_TIME = StageTiming(queue_sec=0.0, compute_sec=0.0)
+NO_TIME = StageTiming(0.0)
 RESULTS = Artefact("file:///w/results.arrow", "r" * 64, 20)
 DRAFTS = Artefact("file:///w/drafts.arrow", "d" * 64, 30)
 

@@ -43,7 +43,7 @@ class Unit:
 
     def is_held_by(self, lease: Lease) -> bool:
         mine = (self.token, self.owner, self.stage)
-        return mine == (lease.generation, lease.owner, lease.stage)
+        return mine == (lease.token, lease.owner, lease.stage)
 
     def claim(self, owner: str, until: float) -> None:
         self.token, self.attempts = self.token + 1, self.attempts + 1

@@ -25,6 +25,7 @@ from specbatch.schemas.records import Stage
 from specbatch.schemas.speculation import AcceptanceCount, Decision, DecisionAction
 from specbatch.schemas.tables import Base
 from specbatch.schemas.timekeeping import Device, NewSession, Spent
+from support.migrations import check, downgrade, revisions
 
 TABLES = {
     "acceptance_priors",
@@ -113,10 +114,10 @@ def indexes_of(url: str) -> dict[str, str]:
 def test_indexes_sort_as_those_of_the_tables(url: str) -> None:
     migrate.upgrade(url)
     migrated = indexes_of(url)
-    migrate.downgrade(url, "0005")
+    downgrade(url, "0005")
     migrate.upgrade(url)
     assert indexes_of(url) == migrated
-    migrate.downgrade(url)
+    downgrade(url)
 
     engine = make_engine(url)
     Base.metadata.create_all(engine)
@@ -126,16 +127,16 @@ def test_indexes_sort_as_those_of_the_tables(url: str) -> None:
 
 def test_a_migrated_database_needs_no_further_migration(url: str) -> None:
     assert migrate.current(url) is None
-    assert migrate.check(url) != []
+    assert check(url) != []
     migrate.upgrade(url)
     assert migrate.current(url) == migrate.head() == "0016"
-    assert migrate.check(url) == []
+    assert check(url) == []
 
 
 def test_a_migrated_schema_is_the_schema_of_the_tables(url: str) -> None:
     migrate.upgrade(url)
     migrated = schema_of(url)
-    migrate.downgrade(url)
+    downgrade(url)
     assert schema_of(url) == {}
 
     engine = make_engine(url)
@@ -152,18 +153,18 @@ def test_a_migrated_schema_is_the_schema_of_the_tables(url: str) -> None:
 
 def test_down_and_up_again(url: str) -> None:
     migrate.upgrade(url)
-    migrate.downgrade(url)
+    downgrade(url)
     assert migrate.current(url) is None
     migrate.upgrade(url)
-    assert migrate.check(url) == []
+    assert check(url) == []
 
 
 def test_every_revision_can_be_taken_back(url: str) -> None:
-    for revision in migrate.revisions():
+    for revision in revisions():
         migrate.upgrade(url, revision)
         assert migrate.current(url) == revision
-    for revision in reversed(migrate.revisions()[:-1]):
-        migrate.downgrade(url, revision)
+    for revision in reversed(revisions()[:-1]):
+        downgrade(url, revision)
         assert migrate.current(url) == revision
 
 
@@ -186,7 +187,7 @@ def test_completions_outlive_new_columns_and_their_removal(url: str) -> None:
             text(f"INSERT INTO completions ({', '.join(old)}) VALUES ({values})"), old
         )
     for revision in ("0002", "0001", "0002", "head", "0001", "head"):
-        (migrate.downgrade if revision == "0001" else migrate.upgrade)(url, revision)
+        (downgrade if revision == "0001" else migrate.upgrade)(url, revision)
         with engine.connect() as connection:
             count = connection.execute(text("SELECT count(*) FROM completions")).scalar()
         assert count == 1
@@ -211,7 +212,7 @@ def test_packed_completions_are_spelled_out_when_their_columns_go(url: str) -> N
     record = replace(record, top_logprobs=None, compute_sec=record.ticks.total / TICKS_PER_SEC)
     ingest(store, groups=1)
     store.commit_group(verified(store, 0), [record], NO_TIME, {})
-    migrate.downgrade(url, "0006")
+    downgrade(url, "0006")
     columns = "token_ids, origins, proposed_at_depth, verifier, proposer, compute_sec"
     engine = make_engine(url)
     with engine.connect() as connection:
@@ -240,7 +241,7 @@ VALUES ('{JOB}', 'n', 't', '{{}}', 'd', 'v', 'o', 'w', 'done', false, true, 0, 0
 
 def test_jobs_of_before_have_normal_priority_and_whole_groups(url: str) -> None:
     migrate.upgrade(url)
-    migrate.downgrade(url, "0003")
+    downgrade(url, "0003")
     engine = make_engine(url)
     with engine.begin() as connection:
         connection.execute(text(_JOB))
@@ -253,7 +254,7 @@ def test_jobs_of_before_have_normal_priority_and_whole_groups(url: str) -> None:
 
 def test_jobs_from_before_classes_and_fingerprints_are_of_unknown_ones(url: str) -> None:
     migrate.upgrade(url)
-    migrate.downgrade(url, "0003")
+    downgrade(url, "0003")
     engine = make_engine(url)
     with engine.begin() as connection:
         connection.execute(text(_JOB))
@@ -272,7 +273,7 @@ def test_what_drafting_taught_is_all_that_its_removal_loses(url: str) -> None:
     store.note_decisions(JOB, [Decision(1.0, DecisionAction.OFF, "*", "nothing was gained")])
     store.keep_knowledge("cpu", {"step_time": 1})
     store.learn_acceptance("default", "nightly", [AcceptanceCount("ngram", None, 1.0, 2.0)])
-    migrate.downgrade(url, "0002")
+    downgrade(url, "0002")
     engine = make_engine(url)
     with engine.connect() as connection:
         assert connection.scalar(text("SELECT name FROM jobs")) == "nightly"
@@ -290,7 +291,7 @@ def test_the_audit_log_is_kept_from_a_job_of_before_and_taken_back_with_its_tabl
     store = migrate.open_store(url)
     store.create_job(new_job())
     assert len(list(store.log(JOB))) == 1
-    migrate.downgrade(url, "0008")
+    downgrade(url, "0008")
     engine = make_engine(url)
     with engine.connect() as connection:
         assert connection.scalar(text("SELECT name FROM jobs")) == "nightly"
@@ -311,7 +312,7 @@ def test_what_workers_told_of_their_time_is_all_that_its_removal_loses(url: str)
     lease, ticks = claim(store, 0).lease, Ticks(verify=3)
     store.advance(lease, Stage.RECORD, RESULTS, NO_TIME, Spent("s", 9, ticks))
     store.commit_group(claim(store, 0, Stage.RECORD).lease, [completion(0)], NO_TIME, {})
-    migrate.downgrade(url, "0007")
+    downgrade(url, "0007")
     migrate.upgrade(url)
     assert not store.sessions()
     assert not list(store.time_slices())
@@ -332,7 +333,7 @@ def test_upgrading_twice_keeps_what_is_there(url: str) -> None:
 def test_many_starting_at_once_migrate_once(url: str) -> None:
     with ThreadPoolExecutor(6) as pool:
         assert list(pool.map(lambda _: migrate.upgrade(url), range(6))) == [None] * 6
-    assert migrate.check(url) == []
+    assert check(url) == []
 
 
 def test_a_database_of_a_newer_version_is_refused(url: str) -> None:

@@ -17,6 +17,7 @@ from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.schemas.months import month_of
 from specbatch.schemas.records import Stage
 from specbatch.schemas.sql_roles import AUDITOR, OPERATOR, WORKER
+from support.migrations import check
 
 __all__ = ["login"]  # a fixture: pytest finds it by its name
 PARTS = "SELECT string_agg(DISTINCT tableoid::regclass::text, ' ') FROM completions"
@@ -66,7 +67,7 @@ def test_a_job_s_completions_lie_in_the_month_it_was_made_in(
         do_job(store, f"job{number:014}")
     names = [f"completions_{month}" for month in (202611, 202612, 202701)]
     assert scalar(postgres_url, PARTS) == " ".join(names)
-    assert migrate.check(postgres_url) == []
+    assert check(postgres_url) == []
     for number in range(3):
         [found] = store.completions(f"job{number:014}")
         assert found == completion(0)

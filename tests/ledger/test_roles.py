@@ -37,6 +37,7 @@ from specbatch.schemas.sql_roles import (
 )
 from specbatch.schemas.tables import Base
 from specbatch.schemas.timekeeping import Attempt, Device, NewSession, SessionTime
+from support.migrations import downgrade
 from support.servers import PrivatePostgres
 
 PASSWORD = "long-enough-to-be-one"
@@ -237,7 +238,7 @@ def test_who_purges_empties_texts_without_seeing_them_and_writes_nothing_else(
 
 def test_operators_read_texts_again_after_the_downgrade(postgres_url: str, login: Login) -> None:
     url = login(OPERATOR)
-    migrate.downgrade(postgres_url, "0009")
+    downgrade(postgres_url, "0009")
     assert not refused(url, "SELECT text FROM completions")
     migrate.upgrade(postgres_url)
     assert refused(url, "SELECT text FROM completions")
@@ -282,7 +283,7 @@ def test_the_downgrade_takes_the_rights_back_and_leaves_roles_that_somebody_has(
     postgres_url: str, login: Login
 ) -> None:
     url = login(AUDITOR)
-    migrate.downgrade(postgres_url, "0004")
+    downgrade(postgres_url, "0004")
     assert refused(url, "SELECT * FROM jobs")
     assert roles(postgres_url) >= 1  # the one that a login has
     migrate.upgrade(postgres_url)
@@ -310,7 +311,7 @@ def test_a_migration_that_may_not_create_roles_says_what_to_run_and_goes_on(
     run(admin, *how_to_create().split("; "))
     assert migrate.grant_roles(url) == []
     assert scalar(admin, "SELECT has_table_privilege('specbatch_worker', 'completions', 'INSERT')")
-    migrate.downgrade(url)  # the roles are another's: they stay, without rights here
+    downgrade(url)  # the roles are another's: they stay, without rights here
     assert roles(admin) == len(ROLES)
 
 

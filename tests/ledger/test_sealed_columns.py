@@ -216,7 +216,7 @@ def test_who_has_no_key_neither_replaces_the_reason_of_a_stop_nor_is_held_by_it(
     reason = store.get_job(JOB).stop_reason
     keyless.request_cancel(JOB, "cancelled by an operator")
     assert store.get_job(JOB).stop_reason == reason
-    store.advance(lease, Stage.RECORD, RESULTS, StageTiming(0.0, 1.0, 1.5))
+    store.advance(lease, Stage.RECORD, RESULTS, StageTiming(1.0, 1.5))
     store.cancel_group(claim(store, 0, Stage.RECORD).lease)
     finish(store, JobState.CANCELLED)
     assert keyless.retry_job(JOB) > 0

@@ -9,7 +9,6 @@ from ledger.builders import new_group
 
 from specbatch.pipeline.ledger import rules
 from specbatch.pipeline.ledger.split_rules import (
-    MOST_SPLITS,
     SPLIT_AT,
     Slice,
     attempts_spent,
@@ -54,17 +53,16 @@ def test_halving_comes_to_single_rows_soon(rows: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stage", "to", "rows", "cancelled", "whole", "groups_split", "expected"),
+    ("stage", "to", "rows", "cancelled", "whole", "expected"),
     [
-        (Stage.VERIFY, Stage.FAILED, 2, False, False, 0, True),
-        (Stage.RECORD, Stage.FAILED, 64, False, False, MOST_SPLITS - 1, True),
-        (Stage.VERIFY, Stage.FAILED, 1, False, False, 0, False),  # a row fails by itself
-        (Stage.VERIFY, Stage.VERIFY, 64, False, False, 0, False),  # it has attempts left
-        (Stage.VERIFY, Stage.CANCELLED, 64, True, False, 0, False),
-        (Stage.RECORD, Stage.FAILED, 64, True, False, 0, False),  # nobody waits for it
-        (Stage.VERIFY, Stage.FAILED, 64, False, True, 0, False),  # the model is missing, say
-        (Stage.PROPOSE, Stage.VERIFY, 64, False, False, 0, False),
-        (Stage.VERIFY, Stage.FAILED, 64, False, False, MOST_SPLITS, False),  # no row's fault
+        (Stage.VERIFY, Stage.FAILED, 2, False, False, True),
+        (Stage.RECORD, Stage.FAILED, 64, False, False, True),
+        (Stage.VERIFY, Stage.FAILED, 1, False, False, False),  # a row fails by itself
+        (Stage.VERIFY, Stage.VERIFY, 64, False, False, False),  # it has attempts left
+        (Stage.VERIFY, Stage.CANCELLED, 64, True, False, False),
+        (Stage.RECORD, Stage.FAILED, 64, True, False, False),  # nobody waits for it
+        (Stage.VERIFY, Stage.FAILED, 64, False, True, False),  # the model is missing, say
+        (Stage.PROPOSE, Stage.VERIFY, 64, False, False, False),
     ],
 )
 def test_what_is_cut_instead_of_failing(
@@ -73,12 +71,9 @@ def test_what_is_cut_instead_of_failing(
     rows: int,
     cancelled: bool,
     whole: bool,
-    groups_split: int,
     expected: bool,
 ) -> None:
-    found = ends_in_halves(
-        stage, to, rows, cancelled=cancelled, whole=whole, groups_split=groups_split
-    )
+    found = ends_in_halves(stage, to, rows, cancelled=cancelled, whole=whole)
     assert found is expected
     assert Stage.PROPOSE not in SPLIT_AT
 

@@ -68,7 +68,7 @@ def test_the_stores_own_clock_runs(store: SqlStore) -> None:
     assert abs(store.get_job(JOB).created_at - time.time()) < 60
     first = claim(store, 0, Stage.VERIFY, lease_sec=0.0)
     second = claim(store, 0, Stage.VERIFY, lease_sec=LEASE_SEC)
-    assert second.generation == first.generation + 1
+    assert second.token == first.token + 1
     assert store.heartbeat([first, second], LEASE_SEC) == ({first}, set(), set())
     assert store.due() == []
     store.advance(second, Stage.RECORD, RESULTS, NO_TIME)

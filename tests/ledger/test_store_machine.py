@@ -338,7 +338,7 @@ class StoreLives(RuleBasedStateMachine):
     @precondition(lambda self: self.holds(Stage.PROPOSE, Stage.VERIFY))
     @rule(number=LEASES, compute_sec=st.sampled_from([0.0, 0.5]))
     def advance(self, number: int, compute_sec: float) -> None:
-        lease, timing = self.lease(number), StageTiming(0.0, compute_sec)
+        lease, timing = self.lease(number), StageTiming(compute_sec)
         proposes = lease.stage is Stage.PROPOSE
         to, artefact = (Stage.VERIFY, DRAFTS) if proposes else (Stage.RECORD, RESULTS)
         self.by_lease(lease, lambda store: store.advance(lease, to, artefact, timing))
@@ -348,7 +348,7 @@ class StoreLives(RuleBasedStateMachine):
     def commit_group(self, number: int) -> None:
         lease = self.lease(number)
         records = [completion(row) for row in self.rows_left(lease)]
-        timing = StageTiming(0.25, 1.0)
+        timing = StageTiming(1.0)
         self.by_lease(lease, lambda store: store.commit_group(lease, records, timing, {"steps": 1}))
 
     def rows_left(self, lease: Lease) -> list[int]:
@@ -365,7 +365,7 @@ class StoreLives(RuleBasedStateMachine):
         lease = self.lease(number)
         if lease.stage is Stage.VERIFY:
             records = [completion(r) for i, r in enumerate(self.rows_left(lease)) if i in done]
-            timing = StageTiming(0.25, 1.0, 0.25)
+            timing = StageTiming(1.0, 0.25)
             self.by_lease(lease, lambda store: store.keep_part(lease, records, timing, {}))
         if then_retry and self.held.stage is Stage.PUBLISH:
             self.work("w1", ["finish"])
@@ -402,7 +402,7 @@ class StoreLives(RuleBasedStateMachine):
 
     @invariant()
     def a_fencing_token_of_a_unit_has_one_lease(self) -> None:
-        names = [(x.job_id, x.group_index, x.generation) for x in self.leases]
+        names = [(x.job_id, x.group_index, x.token) for x in self.leases]
         assert len(set(names)) == len(names)
         current = [x for x in self.leases if self.model.is_current(x)]
         assert len({(x.job_id, x.group_index) for x in current}) == len(current)

@@ -133,7 +133,7 @@ SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda m: edit(m / "config.json", num_hidden_layers=100_000),
         "num_hidden_layers 100000, which must be a whole number from 1 to 1024",
     ),
-    "one layer more": (fewer_layers_than_told, "tells of 3 layers and its weights are those of 2"),
+    "one layer more": (fewer_layers_than_told, "declares 3 layers, but the weights have 2"),
     "vocabulary": (
         lambda m: edit(m / "config.json", vocab_size="abc"),
         "vocab_size 'abc', which must be a whole number",

@@ -21,8 +21,8 @@ REPEATED, FRESH = "repeated", "fresh"  # tags of rows
 TAGS = (REPEATED,) * 7 + (FRESH,)  # of the sequences in a step
 LOOKED_AT = 500  # steps, between questions for decisions
 MOST_STEPS = 5000
-TOO_LITTLE = re.compile(r"accepted at ([\d.]+) .*too little .*: from ([\d.]+) on they pay")
-BETTER = re.compile(r"which would pay alone .*, but ([\w@-]+)'s, accepted at [\d.]+, bring more")
+TOO_LITTLE = re.compile(r"acceptance ([\d.]+) over .*; break-even at \d+ sequences is ([\d.]+)")
+BETTER = re.compile(r"it would pay alone .*, but ([\w@-]+), with acceptance [\d.]+, brings more")
 
 
 class History(Proposer):

@@ -40,7 +40,7 @@ from support.databases import new_database
 from support.scraping import reading
 
 P, A, C, B = (int(o) for o in (Origin.PLAIN, Origin.ACCEPTED, Origin.CORRECTED, Origin.BONUS))
-NO_TIME = StageTiming(0.0, 0.0)
+NO_TIME = StageTiming(0.0)
 
 
 def record(row: int = 0, **values: Any) -> CompletionRecord:
@@ -294,7 +294,7 @@ def test_a_group_that_ends_without_the_store_is_not_here_any_more(
 ) -> None:
     site = Site()
     lease = site.claim(0)
-    site.meter.turned(JOB, "ngram", True)
+    site.meter.drafting_switched(JOB, "ngram", True)
 
     def is_away() -> None:
         raise StoreError("the database is out of reach")
@@ -367,12 +367,12 @@ def test_sweeps_are_counted() -> None:
 def test_a_breaker_is_told_while_its_job_is_verified_here() -> None:
     site = Site()
     lease = site.claim(0)
-    site.meter.turned(JOB, "ngram", True)
-    site.meter.turned("another job", "ngram", True)
-    site.meter.turned(JOB, "*", False)
+    site.meter.drafting_switched(JOB, "ngram", True)
+    site.meter.drafting_switched("another job", "ngram", True)
+    site.meter.drafting_switched(JOB, "*", False)
     of_job = {("nightly", "ngram"): 1.0, ("nightly", "*"): 0.0}
     assert reading(site.metrics).series(names.BREAKER_OPEN) == of_job
-    site.meter.turned(JOB, "ngram", False)
+    site.meter.drafting_switched(JOB, "ngram", False)
     assert site.series(names.BREAKER_OPEN) == {}
     site.store.release(lease, "it ends", forgiven=True)
     assert reading(site.metrics).series(names.BREAKER_OPEN) == {}

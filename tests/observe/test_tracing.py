@@ -265,7 +265,7 @@ def test_a_killed_workers_attempt_is_named_by_the_next_one(site: Site, file: Pat
     (span,) = [s for s in read_traces(file) if s.name == "verify"]
     assert span.attributes["specbatch.attempt"] == 2
     assert span.attributes["specbatch.queue_sec"] == pytest.approx(5)
-    assert span.links == (f"{attempt_span_id(job_id, 0, dead.lease.generation):016x}",)
+    assert span.links == (f"{attempt_span_id(job_id, 0, dead.lease.token):016x}",)
 
 
 def test_an_attempt_that_outlives_its_worker_is_told_once(file: Path) -> None:
@@ -273,7 +273,7 @@ def test_an_attempt_that_outlives_its_worker_is_told_once(file: Path) -> None:
     with tracing.attempt(LEASE) as span:
         tracing.close()
         span.note({"specbatch.rows": 1})
-        span.event("cut")
+        span.event("split")
     (told,) = read_traces(file)
     assert told.status == ERROR
     assert told.attributes["specbatch.outcome"] == "left"
@@ -303,7 +303,9 @@ def test_a_split_is_an_event_and_what_cannot_be_told_is_logged(
         spans.verified(span, broken, [], [])
     tracing.close()
     (told,) = read_traces(file)
-    assert told.events == (("cut", {"specbatch.cut.group.index": 1_000_000, "specbatch.rows": 3}),)
+    assert told.events == (
+        ("split", {"specbatch.split.group.index": 1_000_000, "specbatch.rows": 3}),
+    )
     assert told.attributes["specbatch.outcome"] == "kept"
     assert "could not write this to the trace" in caplog.text
 

@@ -14,7 +14,7 @@ from ledger.builders import JOB, LEASE_SEC, NO_TIME, RESULTS, Clock
 
 from specbatch.pipeline.engines.contract import Engines, Ticket
 from specbatch.pipeline.ledger.sql.store import SqlStore
-from specbatch.pipeline.runtime.device_time import Rest, Timekeeper, Timing
+from specbatch.pipeline.runtime.device_time import StepFreeTime, Timekeeper, Timing
 from specbatch.schemas.errors import FencedError, StoreError
 from specbatch.schemas.provenance import NO_TICKS, Ticks
 from specbatch.schemas.records import Lease, Stage
@@ -132,13 +132,13 @@ def test_a_step_that_runs_is_not_taken_for_overhead(bed: Bed) -> None:
 
 
 def test_what_was_given_out_is_never_taken_back() -> None:
-    rest = Rest()
+    rest = StepFreeTime()
     rest.grow(quiet=100, busy=40, unheld=50)
-    assert rest == Rest(idle=50, overhead=10)
+    assert rest == StepFreeTime(idle=50, overhead=10)
     rest.grow(quiet=90, busy=90, unheld=50)
-    assert rest == Rest(idle=50, overhead=10)
+    assert rest == StepFreeTime(idle=50, overhead=10)
     rest.grow(quiet=151, busy=90, unheld=99)
-    assert rest == Rest(idle=51, overhead=10)
+    assert rest == StepFreeTime(idle=51, overhead=10)
 
 
 # --- attempts -------------------------------------------------------------------------------

@@ -280,7 +280,7 @@ def test_lessons_that_cannot_be_written_are_only_logged(
     store.away.add(away)
     with caplog.at_level(logging.WARNING):
         Drafting(store, Objects()).learn(job, Lessons(COUNTS, (DECISION,)))
-    assert f"what job {JOB} taught about drafts is not kept: {away}" in caplog.text
+    assert f"could not save draft statistics of job {JOB}: {away}" in caplog.text
 
 
 def test_nothing_learned_is_nothing_written(store: Counting) -> None:

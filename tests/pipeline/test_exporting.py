@@ -200,7 +200,7 @@ def test_completions_that_teach_nothing_are_left_out_and_counted(made: ExportedJ
     assert {reason: n for reason, n in chooser.left_out.items() if n} == {
         corrections.ENDED_BADLY: 2,
         corrections.MASKED_TOKENS: 2,
-        corrections.NOT_KEPT: 1,
+        corrections.TOKENS_GONE: 1,
         corrections.UNTRACED: 1,
     }
 

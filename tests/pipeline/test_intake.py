@@ -269,7 +269,7 @@ from specbatch.pipeline.runtime.tokenizers import Tokenizers
 from specbatch.schemas.records import Artefact, Stage, StageTiming
 from specbatch.schemas.spec import load_spec
 
-MOST_OPEN, LEASE_SEC, NO_TIME = 32, 600.0, StageTiming(0.0, 0.0)
+MOST_OPEN, LEASE_SEC, NO_TIME = 32, 600.0, StageTiming(0.0)
 uri, model, folder = sys.argv[1:]
 
 class Short:
@@ -290,7 +290,7 @@ context = StageContext(
     price_microusd=1_000_000, jobs=KnownJobs(store),
     tokenizers=Tokenizers(lambda ref: Short(), models),
     drafting=Drafting(store, objects), requeuer=Requeuer(store, silent, 3 * LEASE_SEC),
-    models=models, max_open_groups=MOST_OPEN,
+    models=models, max_open_groups=MOST_OPEN, max_attempts=3, reader_bytes=768 << 20,
 )
 spec = load_spec({
     "input": {"uri": uri}, "output": {"uri": f"{folder}/out"}, "verifier": model,

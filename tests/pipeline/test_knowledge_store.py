@@ -100,7 +100,7 @@ def test_something_else_in_the_store_is_ignored_with_a_warning(
     with caplog.at_level(logging.WARNING):
         assert KnowledgeStore(store).load(ABOUT) is None
     (record,) = caplog.records
-    assert record.getMessage().startswith(f"the profile of {ABOUT} cannot be used")
+    assert record.getMessage().startswith(f"cannot use the machine knowledge of {ABOUT}")
 
 
 def test_a_store_that_is_away_is_only_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -112,8 +112,8 @@ def test_a_store_that_is_away_is_only_logged(caplog: pytest.LogCaptureFixture) -
         memory.keep(ABOUT, knowledge)
         memory._writer.submit(lambda: None).result(PATIENCE_SEC)
         assert [record.getMessage() for record in caplog.records] == [
-            f"the profile of {ABOUT} cannot be used: StoreError('the database is away')",
-            f"the profile of {ABOUT} is not saved: the database is full",
+            f"cannot use the machine knowledge of {ABOUT}: StoreError('the database is away')",
+            f"could not save the machine knowledge of {ABOUT}: the database is full",
         ]
     store.reads = store.writes = True
     memory.keep(ABOUT, knowledge)  # and the next time it is kept

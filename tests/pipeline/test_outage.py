@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from specbatch.pipeline.runtime.outage import FIRST_SEC, Outage
+from specbatch.pipeline.runtime.outage import FIRST_SEC, LONGEST_SEC, Outage
 from specbatch.schemas.errors import ObjectError, StoreError
-from specbatch.schemas.refusals import TELL_EVERY_SEC, News, is_news
+from specbatch.schemas.refusals import LOG_EVERY_SEC, RefusalLog, should_log
 
 FULL = ObjectError("cannot write /data/x: no space left on device", refused=True, place="/data/x")
 
@@ -47,7 +47,7 @@ def test_tries_are_ever_further_apart_up_to_a_minute() -> None:
         waits.append(outage._pause.until - clock.now)
         clock.now = outage._pause.until
     assert waits[:4] == [FIRST_SEC, 2 * FIRST_SEC, 4 * FIRST_SEC, 8 * FIRST_SEC]
-    assert waits[-1] == TELL_EVERY_SEC
+    assert waits[-1] == LONGEST_SEC
 
 
 def test_what_was_not_given_back_is_before_anything_else_is_tried() -> None:
@@ -83,49 +83,48 @@ def test_a_local_run_ends_at_the_first_refusal(caplog: pytest.LogCaptureFixture)
     assert not caplog.records
 
 
-def test_refusals_are_news_once_a_minute_and_other_errors_always() -> None:
+def test_refusals_are_logged_once_a_minute_and_other_errors_always() -> None:
     clock = Clock()
-    news = News(clock)
-    assert [news(FULL), news(FULL), news(StoreError("away")), news(StoreError("away"))] == [
-        *(True, False, True, True)
-    ]
-    clock.now += TELL_EVERY_SEC
-    assert news(FULL)
+    should_log = RefusalLog(clock)
+    away = StoreError("away")
+    assert [should_log(error) for error in (FULL, FULL, away, away)] == [True, False, True, True]
+    clock.now += LOG_EVERY_SEC
+    assert should_log(FULL)
 
 
 def test_each_place_that_refuses_is_named() -> None:
     clock = Clock()
-    news = News(clock)
+    should_log = RefusalLog(clock)
     of_store = StoreError("the database refused: disk is full", refused=True)
     other = ObjectError(
         "cannot write /out/b/part-1: disk full", refused=True, place="/out/b/part-1"
     )
     beside = ObjectError("cannot write /data/y: disk full", refused=True, place="/data/y")
-    assert [news(FULL), news(other), news(of_store)] == [True, True, True]
-    assert [news(beside), news(other), news(of_store)] == [False, False, False]
-    clock.now += TELL_EVERY_SEC
-    assert [news(beside), news(FULL), news(other)] == [True, False, True]
+    assert [should_log(FULL), should_log(other), should_log(of_store)] == [True, True, True]
+    assert [should_log(beside), should_log(other), should_log(of_store)] == [False, False, False]
+    clock.now += LOG_EVERY_SEC
+    assert [should_log(beside), should_log(FULL), should_log(other)] == [True, False, True]
 
 
 def test_places_that_are_remembered_are_bounded_and_forgotten() -> None:
     clock = Clock()
-    news = News(clock)
+    should_log = RefusalLog(clock)
 
     def full(number: int) -> ObjectError:
         return ObjectError("disk full", refused=True, place=f"/out/{number}/part-0")
 
-    told = sum(news(full(number)) for number in range(1000))
+    told = sum(should_log(full(number)) for number in range(1000))
     assert 1 < told < 1000
-    assert len(news._told_at) == told
-    clock.now += TELL_EVERY_SEC
-    assert news(full(999)), "its turn has come"
-    assert len(news._told_at) == 1
+    assert len(should_log._logged_at) == told
+    clock.now += LOG_EVERY_SEC
+    assert should_log(full(999)), "its turn has come"
+    assert len(should_log._logged_at) == 1
 
 
 def test_closing_lets_those_go_that_wait(caplog: pytest.LogCaptureFixture) -> None:
     outage = Outage(clock=Clock())
     with caplog.at_level(logging.ERROR):
         outage.begin(FULL)
-    assert is_news(StoreError("away"))
+    assert should_log(StoreError("away"))
     outage.close()
     assert not outage.wait()

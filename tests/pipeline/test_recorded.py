@@ -81,7 +81,7 @@ class Place:
         """Verify and record rows of a group."""
         lease = self.verify(index)
         data = write_results([whole(row) for row in rows])
-        name = f"results-{index:08d}-{lease.generation}.arrow"
+        name = f"results-{index:08d}-{lease.token}.arrow"
         results = put_own(self.objects, self.job, name, data)
         self.store.advance(lease, Stage.RECORD, results, NO_TIME)
         work = self.store.claim_group(JOB, index, Stage.RECORD, "w", 60.0)

@@ -19,9 +19,9 @@ def test_one_bad_look_is_not_enough_and_a_good_one_clears_the_slate() -> None:
         for _ in range(STRIKES - 1):
             assert breaker.record(step, pays=False) is None
         assert breaker.record(step, pays=True) is None
-        assert breaker.allows(step)
+        assert breaker.open_until is None
     struck_out(breaker, 20)
-    assert not breaker.allows(20)
+    assert breaker.open_until == 20 + FIRST_OPEN_STEPS
 
 
 def test_it_rests_until_the_very_step_and_wakes_once() -> None:
@@ -30,11 +30,10 @@ def test_it_rests_until_the_very_step_and_wakes_once() -> None:
     last = 100 + FIRST_OPEN_STEPS - 1
     assert not breaker.half_opens(100)
     assert not breaker.half_opens(last)
-    assert not breaker.allows(last)
-    assert breaker.allows(last + 1)
+    assert breaker.open_until == last + 1
     assert breaker.half_opens(last + 1)
     assert not breaker.half_opens(last + 1)
-    assert breaker.allows(last + 1)
+    assert breaker.open_until is None
     assert not Breaker().half_opens(0), "one that never rested has nothing to wake from"
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 from policy.machines import MOST, Machine, best, linear, saturating, stepped
 
+from specbatch.pipeline.policy import tuning
 from specbatch.pipeline.policy.depth import Candidate, Controller, DepthSchedule
 from specbatch.pipeline.policy.tuning import (
     HOLD_STEPS,
@@ -281,11 +282,11 @@ def test_two_models_and_free_drafts_are_weighed_in_one_look() -> None:
     assert course.gain == pytest.approx(gain, rel=0.03)
 
 
-def test_models_together_draft_no_more_than_is_allowed() -> None:
+def test_models_together_draft_no_more_than_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     for most in (0, 1, 5, 11, 40):
         controller = taught(linear, 9)
         priced(controller, one=CHEAP, two=CHEAP)
-        controller.max_draft_tokens = most
+        monkeypatch.setattr(tuning, "MAX_DRAFT_TOKENS", most)
         course = controller.replan(mixed(("one", 0.95, 4), ("two", 0.95, 3), (None, 0.95, 2)))
         assert sum(course.depths) <= most
         assert course.at_depth_0 is (most == 0)

@@ -364,34 +364,17 @@ def test_a_forgotten_job_begins_anew() -> None:
     decision_log.forget("never seen")
 
 
+FOUND = "ngram: acceptance 0.12 over the last 57 tested tokens"
+
+
 @pytest.mark.parametrize(
     ("needed", "pays", "sentence"),
     [
-        (
-            0.4,
-            False,
-            "ngram's drafts are accepted at 0.12 (of the last 57 looked at), too little with 8 "
-            "sequences in a step: from 0.40 on they pay",
-        ),
-        (
-            0.1,
-            True,
-            "ngram's drafts are accepted at 0.12 (of the last 57 looked at), enough with 8 "
-            "sequences in a step: from 0.10 on they pay",
-        ),
-        (1.2, False, "with 8 sequences in a step no acceptance pays for what ngram's drafts cost"),
-        (
-            0.1,
-            False,
-            "ngram's drafts are accepted at 0.12 (of the last 57 looked at), which would pay if "
-            "there were enough of them for all 8 sequences",
-        ),
-        (
-            0.4,
-            True,
-            "ngram's drafts are accepted at 0.12 (of the last 57 looked at), and pay for those of "
-            "the 8 sequences in a step that do better",
-        ),
+        (0.4, False, f"{FOUND}; break-even at 8 sequences is 0.40"),
+        (0.1, True, f"{FOUND}; break-even at 8 sequences is 0.10"),
+        (1.2, False, "no acceptance pays for what drafts of ngram cost at 8 sequences"),
+        (0.1, False, f"{FOUND}; it would pay if all 8 sequences in a step had such drafts"),
+        (0.4, True, f"{FOUND}; it pays for those of the 8 sequences in a step that do better"),
     ],
 )
 def test_a_verdict_is_a_sentence_with_its_figures(needed: float, pays: bool, sentence: str) -> None:
@@ -399,11 +382,10 @@ def test_a_verdict_is_a_sentence_with_its_figures(needed: float, pays: bool, sen
 
 
 def test_a_proposer_that_pays_alone_is_told_who_is_better() -> None:
-    told = verdict("ngram", 0.73, 57.0, 0.17, 8, False, ("history", 0.94))
-    assert told == (
-        "ngram's drafts are accepted at 0.73 (of the last 57 looked at), which would pay alone "
-        "with 8 sequences in a step, but history's, accepted at 0.94, bring more, and both "
-        "together no more than these"
+    found = verdict("ngram", 0.73, 57.0, 0.17, 8, False, ("history", 0.94))
+    assert found == (
+        "ngram: acceptance 0.73 over the last 57 tested tokens; it would pay alone at 8 sequences, "
+        "but history, with acceptance 0.94, brings more, and both together no more than that"
     )
     worse = verdict("ngram", 0.12, 57.0, 0.17, 8, False, ("history", 0.94))
-    assert "too little" in worse, "it would not pay alone either"
+    assert "break-even at 8 sequences is 0.17" in worse, "it would not pay alone either"

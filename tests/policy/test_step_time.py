@@ -139,7 +139,7 @@ def test_a_busy_moment_is_soon_forgotten() -> None:
 @pytest.mark.parametrize("drift", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_drift_that_no_machine_has_is_refused(drift: float) -> None:
     state = observed(linear, 8, [0, 1, 2]).state() | {"drift": drift}
-    with pytest.raises(ValueError, match="no machine has drifted"):
+    with pytest.raises(ValueError, match="invalid drift"):
         StepTime.restored(state)
 
 
@@ -189,7 +189,7 @@ def test_a_state_that_does_not_say_when_a_size_was_met_counts_as_met_just_now() 
 def test_a_size_met_at_no_time_that_was_is_refused(at: float) -> None:
     state = observed(linear, 8, [0, 1, 2]).state()
     state["cells"][0][6:] = [at]
-    with pytest.raises(ValueError, match="of 400 observations"):
+    with pytest.raises(ValueError, match=r"invalid observation: .* of 400"):
         StepTime.restored(state)
 
 

@@ -141,7 +141,7 @@ def test_an_order_is_shown_without_its_texts_and_pinned_to_its_mode() -> None:
     ).model_dump(mode="json")
     order = new_job(tenant="clinic", spec=spec, name=spec["name"], idempotency_key=MAIL)
     for mode in (PrivacyMode.REDACTED, PrivacyMode.HASH_ONLY):
-        kept = privacy(mode).order(order)
+        kept = privacy(mode).as_stored(order)
         assert kept.privacy is mode
         said = repr((kept.name, kept.spec, kept.spec_digest, kept.idempotency_key))
         assert MAIL not in said
@@ -151,13 +151,13 @@ def test_an_order_is_shown_without_its_texts_and_pinned_to_its_mode() -> None:
         assert ("Anna" in said) is (mode is PrivacyMode.REDACTED)
         stored, _ = sqlite_store().create_job(kept)
         assert stored.spec == spec
-    assert privacy(PrivacyMode.FULL).order(order) is order
+    assert privacy(PrivacyMode.FULL).as_stored(order) is order
 
 
 def test_a_key_is_needed_and_workers_may_not_keep_less_than_was_submitted() -> None:
     keyless = privacy(PrivacyMode.REDACTED, cipher=None)
     with pytest.raises(UsageError, match="kept redacted, which needs SPECBATCH_ENCRYPTION_KEY"):
-        keyless.order(new_job(tenant="clinic"))
+        keyless.as_stored(new_job(tenant="clinic"))
     with pytest.raises(UsageError, match="needs SPECBATCH_ENCRYPTION_KEY"):
         keyless.check(job_of(PrivacyMode.REDACTED))
     assert keyless.words(job_of(PrivacyMode.REDACTED), f"of {MAIL}") == "of [EMAIL]"

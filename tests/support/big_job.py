@@ -52,11 +52,11 @@ def make_big_job(path: Path, rows: int, tokens: int = 48) -> str:
         done = [make_row(row, tokens) for row in range(GROUP_ROWS)]
         ticks = sum((record.ticks for record in done), Ticks())
         results = Artefact("file:///w/results.arrow", "r" * 64, 20)
-        timing = StageTiming(1.5, ticks.total / TICKS_PER_SEC)
+        timing = StageTiming(ticks.total / TICKS_PER_SEC)
         store.advance(verify.lease, Stage.RECORD, results, timing, Spent("s1", ticks.total, ticks))
         record = store.claim_group(JOB, 0, Stage.RECORD, "w", 60)
         assert record is not None
-        store.commit_group(record.lease, done, StageTiming(0.1, 0.2), {"decode_sec": 1.0})
+        store.commit_group(record.lease, done, StageTiming(0.2), {"decode_sec": 1.0})
         store.note_decisions(JOB, [_decision(i) for i in range(60)])
         _copy(path, groups)
         publish = store.claim_job(JOB, Stage.PUBLISH, "w", 60)

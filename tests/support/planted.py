@@ -108,7 +108,7 @@ class Site:
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.patch.setattr(stand_in, "Law", Echo)
+        self.patch.setattr(stand_in, "HashedTokens", Echo)
         self.patch.setenv("SPECBATCH_DATABASE_URL", self.url)
         self.patch.setenv("SPECBATCH_WORKSPACE", str(self.folder / "work"))
         self.patch.setenv("SPECBATCH_TENANT_PRIVACY", json.dumps({"clinic": self.mode.value}))

@@ -7,6 +7,7 @@ from typing import Any
 
 from specbatch.jobs.chaos import stand_in_model
 from specbatch.pipeline.engines.models.model_folder import inspect_model
+from specbatch.pipeline.inputs.contract import READER_BYTES
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.runtime.client import Enqueue
 from specbatch.pipeline.runtime.leases import LeaseKeeper
@@ -31,6 +32,9 @@ def stage_context(
         "drafting": Drafting(store, objects),
         "requeuer": Requeuer(store, enqueue, LEASES_OF_SILENCE * lease_sec),
         "models": lru_cache(inspect_model),
+        "max_open_groups": 512,
+        "max_attempts": 3,
+        "reader_bytes": READER_BYTES,
     }
     shared = {
         "store": store,

@@ -33,7 +33,7 @@ from support.models import TinyPair
 pytestmark = pytest.mark.pipeline  # starts processes
 
 ROWS, GROUP = 12, 4
-NO_TIME = StageTiming(0.0, 0.0)
+NO_TIME = StageTiming(0.0)
 
 
 @dataclass

@@ -65,8 +65,8 @@ def quarantine_codes() -> list[tuple[str, str]]:
     """Code and meaning, from where rows are checked."""
     # Read, not imported: it leads to numpy, which these pages do without.
     source = Path(ingest.__path__[0]) / "rows.py"
-    told = ast.get_docstring(ast.parse(source.read_text()), clean=False) or ""
-    said = re.findall(r"^    ([a-z_0-9]+)  +(\S.*)$", told, re.MULTILINE)
+    docstring = ast.get_docstring(ast.parse(source.read_text()), clean=False) or ""
+    said = re.findall(r"^    ([a-z_0-9]+)  +(\S.*)$", docstring, re.MULTILINE)
     return [(name, text) for name, text in said if name != "code"]
 
 

@@ -18,7 +18,6 @@ from torch import Tensor
 from specbatch.kernels.verify.contract import Verdict
 from specbatch.pipeline.engines.clock import now
 from specbatch.pipeline.engines.contract import Completion, EngineStats, Request, Wanted
-from specbatch.pipeline.engines.exact.admission import all_within, refusal
 from specbatch.pipeline.engines.exact.model.batch import Chunk, to_host
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
 from specbatch.pipeline.engines.exact.observing import Observer, Watch
@@ -42,11 +41,12 @@ from specbatch.pipeline.engines.exact.state.recovery import (
 from specbatch.pipeline.engines.exact.state.scheduler import Planned, Scheduler
 from specbatch.pipeline.engines.exact.state.sequence import Sequence, stop_ids_of
 from specbatch.pipeline.engines.exact.state.step import Draft, Step
+from specbatch.pipeline.policy import tuning
 from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.policy.costs.controls import Arm, Controls, Part
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.provenance import TICKS_PER_SEC
-from specbatch.schemas.records import FinishReason, TopLogprobs
+from specbatch.schemas.records import FinishReason, SamplingParams, TopLogprobs
 from specbatch.schemas.speculation import AcceptanceCount
 
 log = logging.getLogger(__name__)
@@ -89,20 +89,20 @@ class Engine:
         if observer is not None:
             blocks = runner.blocks
             self._watch = Watch(observer, self.stats, blocks, max_sequences, proposers, drift_every)
-            self._speculator.decision_log.on_decision = observer.turned
+            self._speculator.decision_log.on_decision = observer.drafting_switched
 
     # --- what callers do -----------------------------------------------------------------------
     def add(self, request: Request) -> None:
         """Queue a request. The next step returns an error for one that cannot run."""
         limit, vocab_size = self._runner.context_tokens, self._runner.vocab_size
-        if not all_within(request.draft_ids, vocab_size):  # a hint that cannot be right
+        if not _all_within(request.draft_ids, vocab_size):  # a hint that cannot be right
             request = replace(request, draft_ids=())
         sequence = Sequence(
             request=request,
             stop_ids=stop_ids_of(request, self._runner.eos_ids, vocab_size),
             max_length=min(limit, len(request.prompt_ids) + request.params.max_tokens),
         )
-        sequence.error = refusal(sequence, limit, vocab_size, self._runner.shortage)
+        sequence.error = _refusal(sequence, limit, vocab_size, self._runner.shortage)
         if sequence.error is not None:
             sequence.finish_reason = FinishReason.ERROR
             self._rejected.append(sequence.completion())
@@ -141,7 +141,7 @@ class Engine:
 
     def hint(self, request_id: str, position: int, token_ids: tuple[int, ...]) -> None:
         """Suggest what follows a request's first `position` output tokens. May be late."""
-        if self._block is None or not all_within(token_ids, self._runner.vocab_size):
+        if self._block is None or not _all_within(token_ids, self._runner.vocab_size):
             return
         for sequence in self._scheduler.running:
             if sequence.request.request_id == request_id:
@@ -161,7 +161,7 @@ class Engine:
     @property
     def largest_pass(self) -> tuple[int, int]:
         """The most tokens of the verifier's pass, and the most rows of logits."""
-        drafts = self._speculator.max_draft_tokens if self._speculator.proposers else 0
+        drafts = tuning.MAX_DRAFT_TOKENS if self._speculator.proposers else 0
         deciding = min(self._scheduler.max_sequences, self._budget.most)
         return self._budget.most + drafts, deciding + drafts
 
@@ -334,8 +334,8 @@ class Engine:
     def _raised(self, sequence: Sequence, error: Exception) -> str:
         where = f"step {self.stats.steps + 1} of the engine, at token {sequence.num_output}"
         request_id = sequence.request.request_id
-        told = {"request": request_id}
-        log.warning("request %s: %s", request_id, where, exc_info=error, extra=told)
+        fields = {"request": request_id}
+        log.warning("request %s: %s", request_id, where, exc_info=error, extra=fields)
         return f"{where}: {with_type(error)}"
 
     @staticmethod
@@ -455,3 +455,48 @@ class Engine:
             self.stats.checked_tokens += found.tokens
             self.stats.differing_tokens += found.differing
             self.stats.largest_margin = max(self.stats.largest_margin, found.largest_margin)
+
+
+# --- which requests it can run ------------------------------------------------------------------
+
+
+def _refusal(
+    sequence: Sequence, limit: int, vocab_size: int, shortage: str | None = None
+) -> str | None:
+    """Why a sequence cannot run in a context of `limit` tokens; None: it can.
+
+    `shortage`: why the KV cache has no room for the model's own context, which is longer.
+    """
+    request = sequence.request
+    if shortage is not None and len(request.prompt_ids) >= limit:
+        return (
+            f"prompt of {len(request.prompt_ids)} tokens does not fit this worker's KV cache of "
+            f"{limit}: {shortage}"
+        )
+    if len(request.prompt_ids) >= limit or not request.prompt_ids:
+        return f"prompt of {len(request.prompt_ids)} tokens does not fit the context of {limit}"
+    if sequence.remaining <= 0:
+        return f"{len(request.decided_ids)} tokens of output leave no room for more"
+    if not _all_within(request.prompt_ids + request.decided_ids, vocab_size):
+        return f"prompt has a token outside the vocabulary of {vocab_size}"
+    if request.params.stop and request.watch_text is None:
+        return "stop strings need a detokenizer"
+    return _sampling_problem(request.params, sequence.stop_ids, vocab_size)
+
+
+def _all_within(token_ids: tuple[int, ...], vocab_size: int) -> bool:
+    return not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size)
+
+
+def _sampling_problem(
+    params: SamplingParams, stop_ids: frozenset[int], vocab_size: int
+) -> str | None:
+    """Why these sampling parameters do not fit the vocabulary; None: they do."""
+    ends = {word[-1] for word in params.bad_words}
+    named = {token for token, _ in params.logit_bias} | {*params.bad_token_ids, *ends}
+    named |= {token for word in params.bad_words for token in word}
+    if named and not (min(named) >= 0 and max(named) < vocab_size):
+        return f"sampling names a token outside the vocabulary of {vocab_size}"
+    if len({*params.bad_token_ids, *ends, *(stop_ids if params.min_tokens else ())}) >= vocab_size:
+        return "sampling forbids every token of the vocabulary"
+    return None

@@ -39,7 +39,7 @@ class Observer(Protocol):
         """A request ended by a stop or by length; the time per token after its first."""
         ...
 
-    def turned(self, job_id: str, proposer: str, is_off: bool) -> None:
+    def drafting_switched(self, job_id: str, proposer: str, is_off: bool) -> None:
         """A proposer, or `ALL_PROPOSERS`, was enabled or disabled for a job."""
         ...
 
@@ -66,7 +66,7 @@ class Watch:
         self._blocks = blocks
         self._most_sequences = most_sequences
         self._drift = DriftWatch(proposers, observer.drifted, drift_every)
-        self._told = self._counts()
+        self._reported = self._counts()
         self._first_at: dict[Sequence, int] = {}  # ticks; of those that have one
 
     def _counts(self) -> tuple[list[int], int, int, int]:
@@ -98,15 +98,15 @@ class Watch:
             drafted = list(map(len, part.drafts))
             passes.append((sum([p.take for p in part.plan]) + sum(drafted), len(part.plan)))
             depths.update(zip([draft.proposer for draft in part.drafts], drafted, strict=True))
-        before, self._told = self._told, self._counts()
+        before, self._reported = self._reported, self._counts()
         self._stats.kv_blocks = self._blocks.counts
         self._observer.stepped(
             StepFigures(
                 passes,
                 self._most_sequences,
                 depths,
-                [a - b for a, b in zip(self._told[0], before[0], strict=True)],
-                *(a - b for a, b in zip(self._told[1:], before[1:], strict=True)),
+                [a - b for a, b in zip(self._reported[0], before[0], strict=True)],
+                *(a - b for a, b in zip(self._reported[1:], before[1:], strict=True)),
             )
         )
         self._drift.report()

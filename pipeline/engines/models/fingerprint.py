@@ -177,9 +177,9 @@ def _fingerprint(path: Path, files: Mapping[Path, str]) -> Fingerprint:
     for file, digest in zip(whole, _digests_of(whole), strict=True):
         lines[files[file]].append(f"{file.relative_to(path)} {digest}")
     if len(whole) < len(files):
-        for part, told in _tokenizer_config(path / _TOKENIZER_CONFIG).items():
-            lines[part].append(told)
-    return Fingerprint.of({part: _digest(told) for part, told in lines.items()})
+        for part, line in _tokenizer_config(path / _TOKENIZER_CONFIG).items():
+            lines[part].append(line)
+    return Fingerprint.of({part: _digest(of_part) for part, of_part in lines.items()})
 
 
 def _tokenizer_config(file: Path) -> dict[str, str]:
@@ -190,8 +190,8 @@ def _tokenizer_config(file: Path) -> dict[str, str]:
         template = values.pop("chat_template", None)
     except (ValueError, AttributeError, RecursionError):
         return {TOKENIZER: f"{_TOKENIZER_CONFIG} {short_digest(raw)}"}
-    told = {TOKENIZER: f"{_TOKENIZER_CONFIG} {_of_json(values)}"}
-    return told if template is None else {**told, TEMPLATE: f"inside {_of_json(template)}"}
+    lines = {TOKENIZER: f"{_TOKENIZER_CONFIG} {_of_json(values)}"}
+    return lines if template is None else {**lines, TEMPLATE: f"inside {_of_json(template)}"}
 
 
 def _of_json(values: object) -> str:

@@ -251,7 +251,7 @@ def _check_shapes(ref: str, config: Mapping[str, Any], shapes: Shapes) -> None:
     wanted = _value(config, "num_hidden_layers")
     if wanted is not None and layers != set(range(wanted)):
         raise ModelError(
-            f"config.json of model `{ref}` tells of {wanted} layers and its weights are those of "
+            f"config.json of model `{ref}` declares {wanted} layers, but the weights have "
             f"{len(layers)}: copy or save the model again"
         )
     for name, shape in shapes.items():

@@ -306,8 +306,8 @@ def audits(conn: Connection, job_id: str) -> list[AuditRecord]:
         .order_by(AuditFinding.audit_id, AuditFinding.place)
     )
     for row in conn.execute(query):
-        told = {name: getattr(row, column) for name, column in _COLUMNS.items()}
-        found[row.audit_id].append(Finding(**told | {"kind": FindingKind(row.kind)}))
+        values = {name: getattr(row, column) for name, column in _COLUMNS.items()}
+        found[row.audit_id].append(Finding(**values | {"kind": FindingKind(row.kind)}))
     return [
         AuditRecord(
             **{name: getattr(row, name) for name in _OF_AUDIT}, findings=tuple(found[row.id])

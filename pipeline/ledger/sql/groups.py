@@ -46,7 +46,7 @@ def advance(
 def cancel(conn: Connection, now: Now, lease: Lease) -> None:
     jobs.lock(conn, lease.job_id)
     _leave(conn, now, lease, Stage.CANCELLED, {"last_error": Group.last_error})
-    jobs.settle(conn, now, lease.job_id)
+    jobs.move_if_done(conn, now, lease.job_id)
 
 
 def commit(
@@ -111,11 +111,11 @@ def _keep(
         _insert(conn, values, of_job)
     kind = EntryKind.GROUP if to is Stage.DONE else EntryKind.KEPT
     assert lease.group_index is not None, "else it would have been fenced"
-    said = entries.completed(lease.group_index, lease.generation, digested)
+    said = entries.completed(lease.group_index, lease.token, digested)
     changed = audit_log.link(conn, now, job, kind, said, lease.owner)
     if report:
         changed["report"] = rules.merge_report(job.report, report)
-    after = jobs.settle(conn, now, lease.job_id, **changed)
+    after = jobs.move_if_done(conn, now, lease.job_id, **changed)
     before, then = ((Stage(of.stage), of.ingest_resumes_at is not None) for of in (job, after))
     return rules.due_after(*before, *then)
 
@@ -129,9 +129,9 @@ def _leave(conn: Connection, now: Now, lease: Lease, to: Stage, values: Mapping[
 
 
 def _timed(timing: StageTiming) -> dict[str, Any]:
-    """The timing added to the group's; the store's own queue time when none is given."""
+    """The timing added to the group's, and the time it waited, which the store knows."""
     return {
-        "queue_sec": Group.queue_sec + (timing.queue_sec or Group.waited_sec),
+        "queue_sec": Group.queue_sec + Group.waited_sec,
         "compute_sec": Group.compute_sec + timing.compute_sec,
         "device_usd": Group.device_usd + timing.device_usd,
     }

@@ -143,12 +143,12 @@ def lock_held(conn: Connection, lease: Lease) -> Any:
     """The locked row of the leased job. Raises `FencedError` when the lease is not current."""
     row = lock(conn, lease.job_id) if lease.group_index is None else None
     current = row and (row.generation, row.lease_owner, row.stage)
-    if current != (lease.generation, lease.owner, lease.stage.value):
+    if current != (lease.token, lease.owner, lease.stage.value):
         raise rules.fenced(lease)
     return row
 
 
-def settle(conn: Connection, now: Now, job_id: str, **values: Any) -> Any:
+def move_if_done(conn: Connection, now: Now, job_id: str, **values: Any) -> Any:
     """Move a RUN job without open groups to PUBLISH, and set `values` whether it moves or not.
 
     A paused ingest resumes once few enough groups are open. Returns the job's stage and
@@ -158,12 +158,12 @@ def settle(conn: Connection, now: Now, job_id: str, **values: Any) -> Any:
     sees every group that was closed before the row was locked.
     """
     parameters = {"of_job": job_id, **{f"new_{name}": value for name, value in values.items()}}
-    return conn.execute(_settling(now, tuple(values)), parameters).first()
+    return conn.execute(_moving_if_done(now, tuple(values)), parameters).first()
 
 
 @lru_cache(maxsize=16)
-def _settling(now: Now, names: tuple[str, ...]) -> Executable:
-    """The statement of `settle`, cached: every group ends with it. `names`: other columns."""
+def _moving_if_done(now: Now, names: tuple[str, ...]) -> Executable:
+    """The statement of `move_if_done`, cached: every group ends with it. `names`: other columns."""
     job_id: BindParameter[str] = bindparam("of_job")
     an_open_group = exists().where(Group.job_id == job_id, group_is_open())
     moves = (Job.stage == Stage.RUN.value) & ~an_open_group
@@ -197,7 +197,7 @@ def move(conn: Connection, now: Now, job_id: str, to: Stage, **values: Any) -> N
 def leave_ingest(conn: Connection, now: Now, job_id: str) -> None:
     """Stop reading the locked job's input: RUN while groups are open, else PUBLISH."""
     move(conn, now, job_id, Stage.RUN)
-    settle(conn, now, job_id)
+    move_if_done(conn, now, job_id)
 
 
 def end_unpublished(
@@ -262,7 +262,7 @@ def request_cancel(
     # The first reason stays. It is not written again: without the key it reads as other words.
     known = {} if row.stop_reason else {"stop_reason": reason}
     head = audit_log.link(conn, now, row, kind, {"reason": reason})
-    settle(conn, now, row.job_id, cancel_requested=True, **known, **head)
+    move_if_done(conn, now, row.job_id, cancel_requested=True, **known, **head)
     return mapper.job_row(find(conn, row.job_id))
 
 
@@ -294,7 +294,7 @@ def retry(
         values |= {"stop_reason": None, **limits, **head, **pinned}
         to = Stage.RUN if row.ingest_done else Stage.INGEST
         move(conn, now, row.job_id, to, state=JobState.RUNNING.value, **values)
-        settle(conn, now, row.job_id)
+        move_if_done(conn, now, row.job_id)
     return returns
 
 
@@ -312,7 +312,7 @@ def _without_reached_limits(conn: Connection, job: Any, now: float) -> dict[str,
 
 
 def _stage_after_retry() -> ColumnElement[str]:
-    """`rules.stage_after_retry` in SQL, for all groups at once."""
+    """Where a FAILED or CANCELLED group restarts: finished files are kept."""
     return case(
         (Group.results.is_not(None), Stage.RECORD.value),
         (Group.drafts.is_not(None), Stage.VERIFY.value),
@@ -389,7 +389,7 @@ def finish_ingest(
     said = entries.read(rows_total, models)
     values |= audit_log.link(conn, now, job, EntryKind.READ, said, lease.owner)
     move(conn, now, lease.job_id, Stage.RUN, **values)
-    settle(conn, now, lease.job_id)
+    move_if_done(conn, now, lease.job_id)
 
 
 def pause_ingest(conn: Connection, now: Now, lease: Lease, most_open: int) -> int:

@@ -1,4 +1,4 @@
-"""What drafting taught: decisions, machine profiles, acceptance, and past outputs."""
+"""What drafting taught: decisions, machine knowledge, acceptance, and past outputs."""
 
 from __future__ import annotations
 

@@ -192,13 +192,13 @@ def close_group(
     if to is stage:
         return False
     error = rules.last_error_at(to, row.attempts, row.last_error)
-    if _ends_in_halves(job, row, to):
+    if _ends_in_halves(conn, job, row, to):
         splitting.in_halves(conn, now, job, row, max_attempts, error or "")
         return True
     conn.execute(
         update(Group).where(_is_group(job_id, index)).values(**sent_on(to, now), last_error=error)
     )
-    jobs.settle(conn, now, job_id, **_log_if_lost(conn, now, job, row, to, error))
+    jobs.move_if_done(conn, now, job_id, **_log_if_lost(conn, now, job, row, to, error))
     return False
 
 
@@ -218,15 +218,15 @@ def _log_if_lost(
     return audit_log.link(conn, now, job, EntryKind.LOST, said, actor)
 
 
-def _ends_in_halves(job: Any, row: Any, to: Stage, whole: bool = False) -> bool:
-    return split_rules.ends_in_halves(
-        Stage(row.stage),
-        to,
-        row.rows,
-        cancelled=job.cancel_requested,
-        whole=whole or row.rows_kept > 0,  # the half they are in is not known here
-        groups_split=job.groups_cut,
-    )
+def _ends_in_halves(conn: Connection, job: Any, row: Any, to: Stage, whole: bool = False) -> bool:
+    stage, is_whole = Stage(row.stage), whole or row.rows_kept > 0  # their half is not known here
+    if not split_rules.ends_in_halves(
+        stage, to, row.rows, cancelled=job.cancel_requested, whole=is_whole
+    ):
+        return False
+    most = split_rules.MOST_FAILED_HALVES
+    # The count is never above `groups_cut`, which also has what idle workers took over.
+    return job.groups_cut < most or splitting.failed_halves(conn, job.job_id) < most
 
 
 def sent_on(to: Stage, now: Now) -> dict[str, Any]:
@@ -293,7 +293,7 @@ def _release_job(
     forgiven: bool,
     max_attempts: int,
 ) -> Released:
-    held = (lease.generation, lease.owner, lease.stage.value)
+    held = (lease.token, lease.owner, lease.stage.value)
     if (job.generation, job.lease_owner, job.stage) != held:
         return Released(False)
     if job.cancel_requested and lease.stage is Stage.INGEST:
@@ -322,7 +322,7 @@ def _release_group(
         return Released(False)
     spent = row.attempts - forgiven
     to = rules.stage_without_lease(lease.stage, spent, max_attempts, job.cancel_requested)
-    if _ends_in_halves(job, row, to, whole):
+    if _ends_in_halves(conn, job, row, to, whole):
         return Released(True, splitting.in_halves(conn, now, job, row, max_attempts, error))
     attempts = spent if to is lease.stage else 0
     conn.execute(
@@ -331,7 +331,7 @@ def _release_group(
         .values(stage=to.value, ready_at=now, attempts=attempts, last_error=error, **FREE)
     )
     head = _log_if_lost(conn, now, job, row, to, error, lease.owner)
-    jobs.settle(conn, now, lease.job_id, **head)
+    jobs.move_if_done(conn, now, lease.job_id, **head)
     return Released(True)
 
 
@@ -379,8 +379,7 @@ def _extend(
         *(table.generation, table.lease_owner, table.stage),
     )
     wanted = {
-        (x.job_id, *[x.group_index] * groups, x.generation, x.owner, x.stage.value): x
-        for x in leases
+        (x.job_id, *[x.group_index] * groups, x.token, x.owner, x.stage.value): x for x in leases
     }
     rows = conn.execute(
         update(table)

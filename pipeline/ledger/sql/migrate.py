@@ -9,7 +9,6 @@ from importlib import resources
 from typing import Any, TypeVar
 
 from alembic import command
-from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
@@ -26,13 +25,11 @@ from specbatch.pipeline.ledger.sql.transactions import (
     is_database_error,
     is_transient,
 )
-from specbatch.schemas import audit_tables as _audit_tables  # noqa: F401 - its tables join the metadata
 from specbatch.schemas.encryption import Cipher
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.masking import mask_url
 from specbatch.schemas.patience import NOBODY, Asking, NoAnswerError, patiently
 from specbatch.schemas.sql_roles import ROLES, granting
-from specbatch.schemas.tables import Base, is_described
 
 T = TypeVar("T")
 
@@ -82,7 +79,7 @@ def upgrade(url: str, revision: str = "head") -> None:
 
 @_again
 def _upgrade(url: str, revision: str, asking: Asking) -> None:
-    with _locked(url, asking) as config:
+    with locked(url, asking) as config:
         command.upgrade(config, revision)
 
 
@@ -91,12 +88,6 @@ def _patiently(url: str, work: Callable[[Asking], T]) -> T:
         return patiently(f"the database {mask_url(url)}", RETRY_SEC, work)
     except NoAnswerError as error:
         raise StoreError(str(error)) from error
-
-
-def downgrade(url: str, revision: str = "base") -> None:
-    """Take the database back to `revision`; `base` drops everything."""
-    with _locked(url) as config:
-        command.downgrade(config, revision)
 
 
 def grant_roles(url: str) -> list[str]:
@@ -110,7 +101,7 @@ def grant_roles(url: str) -> list[str]:
 
 
 def _grant(url: str, asking: Asking) -> list[str]:
-    with _connected(url, writes=True, asking=asking) as connection:
+    with connected(url, writes=True, asking=asking) as connection:
         _one_at_a_time(connection)
         for statement in granting():
             connection.exec_driver_sql(statement)
@@ -120,30 +111,16 @@ def _grant(url: str, asking: Asking) -> list[str]:
 
 def current(url: str, asking: Asking = NOBODY) -> str | None:
     """The database's revision; None when it was never migrated."""
-    with _connected(url, asking=asking) as connection:
+    with connected(url, asking=asking) as connection:
         return MigrationContext.configure(connection).get_current_revision()
 
 
 def head() -> str | None:
     """The newest revision this installation knows."""
-    return ScriptDirectory.from_config(_config()).get_current_head()
+    return ScriptDirectory.from_config(alembic_config()).get_current_head()
 
 
-def revisions() -> list[str]:
-    """All revisions this installation knows, oldest first."""
-    scripts = ScriptDirectory.from_config(_config()).walk_revisions()
-    return [script.revision for script in scripts][::-1]
-
-
-def check(url: str) -> list[str]:
-    """What a migration would have to change for the database to fit the tables; empty: nothing."""
-    with _connected(url) as connection:
-        opts = {"compare_server_default": True, "include_name": is_described}
-        context = MigrationContext.configure(connection, opts=opts)
-        return [repr(difference) for difference in compare_metadata(context, Base.metadata)]
-
-
-def _config() -> Config:
+def alembic_config() -> Config:
     config = Config(stdout=io.StringIO())
     folder = str(resources.files("specbatch.migrations"))
     config.set_main_option("script_location", folder.replace("%", "%%"))
@@ -151,7 +128,7 @@ def _config() -> Config:
 
 
 @contextmanager
-def _connected(url: str, writes: bool = False, asking: Asking = NOBODY) -> Iterator[Connection]:
+def connected(url: str, writes: bool = False, asking: Asking = NOBODY) -> Iterator[Connection]:
     """A connection in a transaction. Batch migrations rebuild tables, so foreign keys are off."""
     engine: Engine = make_engine(url, foreign_keys=False)
     asking.asks()
@@ -173,14 +150,14 @@ def _connected(url: str, writes: bool = False, asking: Asking = NOBODY) -> Itera
 
 
 @contextmanager
-def _locked(url: str, asking: Asking = NOBODY) -> Iterator[Config]:
+def locked(url: str, asking: Asking = NOBODY) -> Iterator[Config]:
     """Alembic's configuration with a connection; no other migration runs at the same time."""
-    with _connected(url, writes=True, asking=asking) as connection:  # on SQLite that is the lock
+    with connected(url, writes=True, asking=asking) as connection:  # on SQLite that is the lock
         if connection.dialect.name == "postgresql":
             _one_at_a_time(connection)
         else:  # a table that is rebuilt is gone for a moment, which a view of it must bear
             connection.exec_driver_sql("PRAGMA legacy_alter_table = ON")
-        config = _config()
+        config = alembic_config()
         attributes: dict[str, Any] = config.attributes
         attributes["connection"] = connection
         yield config

@@ -114,10 +114,10 @@ def _alive(
             WorkerSession.serves.is_not(None),
         )
     )
-    told = [(row.owner, Serves.from_json(row.serves)) for row in rows]
+    offers = [(row.owner, Serves.from_json(row.serves)) for row in rows]
     others = [
         one
-        for who, one in told
+        for who, one in offers
         if one and one.model == job.verifier and one.has_model(job.model_fingerprint)
         if one.works_on(job.job_id)
         if who != owner

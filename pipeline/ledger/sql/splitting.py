@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, exists, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, and_, exists, func, insert, or_, select, update
 from sqlalchemy.orm import aliased
 
 from specbatch.pipeline.ledger import rules, split_rules
@@ -19,7 +19,7 @@ from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.records import FIRST_SPLIT_INDEX, Lease, Stage
 from specbatch.schemas.tables import Group, Job, group_is_open
 
-_HELD = aliased(Group)  # made once: its sixty columns are slow to make
+_HELD = aliased(Group)  # made once: its many columns are slow to make
 
 # Columns that the new group shares with the group it is split from.
 _SHARED = ("job_id", "first_stage", "source", "prompts", "drafts", "results")
@@ -41,7 +41,7 @@ def in_halves(conn: Connection, now: Now, job: Any, row: Any, max_attempts: int,
     return _split(conn, job, row, (first, stays), (rest, values(rest)))
 
 
-def give_back(conn: Connection, now: Now, lease: Lease, keep: int) -> int:
+def split_group(conn: Connection, now: Now, lease: Lease, keep: int) -> int:
     """Give back all but the first `keep` rows of a group held at VERIFY; return their index."""
     job = jobs.lock(conn, lease.job_id)
     held = select(*Group.__table__.c).where(*is_held(lease)).with_for_update()
@@ -74,6 +74,16 @@ def _split(
     )
     conn.execute(update(Job).where(Job.job_id == row.job_id).values(groups_cut=Job.groups_cut + 1))
     return index
+
+
+def failed_halves(conn: Connection, job_id: str) -> int:
+    """How many of a job's groups were split off and failed since, or with their whole.
+
+    What an idle worker took over counts only once it has failed itself.
+    """
+    split_off = Group.group_index >= FIRST_SPLIT_INDEX
+    failed = (Group.job_id == job_id, split_off, Group.last_error.is_not(None))
+    return conn.scalars(select(func.count()).where(*failed)).one()
 
 
 def _slice(row: Any) -> split_rules.Slice:
@@ -117,7 +127,7 @@ def is_held(lease: Lease) -> list[ColumnElement[bool]]:
     return [
         Group.job_id == lease.job_id,
         Group.group_index == lease.group_index,
-        Group.generation == lease.generation,
+        Group.generation == lease.token,
         Group.lease_owner == lease.owner,
         Group.stage == lease.stage.value,
     ]
@@ -126,7 +136,7 @@ def is_held(lease: Lease) -> list[ColumnElement[bool]]:
 # --- what the idle ask for ------------------------------------------------------------------
 
 
-def want(
+def ask_for_split(
     conn: Connection, now: Now, model: str, owner: str, serves: Serves | None = None
 ) -> tuple[str, int] | None:
     """Mark the group that an idle verifier would like half of. It must be able to verify it."""

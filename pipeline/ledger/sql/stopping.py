@@ -30,7 +30,7 @@ def note_in_flight(conn: Connection, _now: Now, spent_usd: Mapping[Lease, float]
         {
             "at_job": lease.job_id,
             "at_index": lease.group_index,
-            "at_generation": lease.generation,
+            "at_generation": lease.token,
             "at_owner": lease.owner,
             "usd": usd,
         }

@@ -6,12 +6,14 @@ neighbouring file's function, and the kind of transaction that runs it.
 
 from __future__ import annotations
 
+import getpass
+import os
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 
-from specbatch.pipeline.ledger.actor import whoami
 from specbatch.pipeline.ledger.sql import (
     audit_log,
     jobs,
@@ -26,7 +28,7 @@ from specbatch.pipeline.ledger.sql import (
     sweeping,
     time,
 )
-from specbatch.pipeline.ledger.sql import claim_next as claiming
+from specbatch.pipeline.ledger.sql import claim_next as sql_claim_next
 from specbatch.pipeline.ledger.sql import figures as sql_figures
 from specbatch.pipeline.ledger.sql import groups as sql_groups
 from specbatch.pipeline.ledger.sql.leases import Claimer
@@ -168,17 +170,17 @@ class SqlStore:
     # --- leases -----------------------------------------------------------------------------
     heartbeat = _writes(leases.heartbeat)
     cancel_group = _writes(sql_groups.cancel)
-    split_group = _writes(splitting.give_back)
-    ask_for_split = _writes(splitting.want)
+    split_group = _writes(splitting.split_group)
+    ask_for_split = _writes(splitting.ask_for_split)
     due = _reads_now(sweeping.due)
     holders = _reads_now(leases.holders)
     expire_leases = _writes(leases.expire)
     skip_proposals = _writes(sweeping.skip_proposals)
     _claim_job = _writes(leases.claim_job)
     _claim_group = _writes(leases.claim_group)
-    _claim_next = _writes(claiming.claim_next)
+    _claim_next = _writes(sql_claim_next.claim_next)
     _close_group = _writes(leases.close_group)
-    _over = _reads_now(sweeping.over)
+    _closable = _reads_now(sweeping.closable)
     _pin = _writes(pinning.pin)
     _release = _writes(leases.release)
 
@@ -221,10 +223,10 @@ class SqlStore:
         return None
 
     def close_over(self, limit: int = 1000) -> int:
-        over = self._over(self._max_attempts, limit)
-        for job_id, index, stage in over:  # one at a time: each locks its job's row first
+        found = self._closable(self._max_attempts, limit)
+        for job_id, index, stage in found:  # one at a time: each locks its job's row first
             self._close_group(job_id, index, stage, self._max_attempts)
-        return len(over)
+        return len(found)
 
     def release(
         self, lease: Lease, error: str, forgiven: bool = False, whole: bool = False
@@ -312,3 +314,12 @@ class SqlStore:
     def close(self) -> None:
         """Close the pool's connections."""
         self._db.close()
+
+
+def whoami() -> str:
+    """`user@host` of this process: the actor that the audit log names by default."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        user = f"uid-{os.getuid()}"
+    return f"{user}@{socket.gethostname()}"

@@ -102,7 +102,9 @@ def _drafts_arrive(now: Now, patience_sec: float) -> ColumnElement[bool]:
     )
 
 
-def over(conn: Connection, now: Now, max_attempts: int, limit: int) -> list[tuple[str, int, Stage]]:
+def closable(
+    conn: Connection, now: Now, max_attempts: int, limit: int
+) -> list[tuple[str, int, Stage]]:
     """Free groups that nobody may claim any more: (job id, index, stage)."""
     spent = Group.attempts >= max_attempts
     cancelled = Job.cancel_requested & Group.stage.in_([s.value for s in rules.CANCELLABLE])

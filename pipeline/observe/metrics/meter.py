@@ -214,7 +214,7 @@ class Meter:
         self.metrics.ask(names.KV_BLOCKS, blocks)
 
     # --- drafting that is off ---------------------------------------------------------------
-    def turned(self, job_id: str, proposer: str, is_off: bool) -> None:
+    def drafting_switched(self, job_id: str, proposer: str, is_off: bool) -> None:
         """A decision about drafting on a job."""
         with self._lock:
             self._turned.setdefault(job_id, {})[proposer] = is_off
@@ -296,8 +296,8 @@ class EngineMeter:
         if self._verifies:
             self._metrics.observe(names.PER_TOKEN, sec_per_token, self._meter.job_label(job_id))
 
-    def turned(self, job_id: str, proposer: str, is_off: bool) -> None:
-        self._meter.turned(job_id, proposer, is_off)
+    def drafting_switched(self, job_id: str, proposer: str, is_off: bool) -> None:
+        self._meter.drafting_switched(job_id, proposer, is_off)
 
     def drifted(self, proposer: str, nats: float) -> None:
         self._metrics.observe(names.DRIFT, nats, proposer)

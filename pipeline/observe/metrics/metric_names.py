@@ -60,14 +60,8 @@ UNIT_STATES: Values = ("ready", "leased")
 RESULTS: Values = ("same", "different")
 
 
-def _counter(
-    name: str,
-    text: str,
-    *labels: str,
-    scope: Scope = Scope.PROCESS,
-    values: tuple[Values, ...] = (),
-) -> Metric:
-    return Metric(f"specbatch_{name}_total", Kind.COUNTER, text, labels, scope, values=values)
+def _counter(name: str, text: str, *labels: str, values: tuple[Values, ...] = ()) -> Metric:
+    return Metric(f"specbatch_{name}_total", Kind.COUNTER, text, labels, values=values)
 
 
 def _gauge(
@@ -170,7 +164,10 @@ FENCED = _counter(
     values=(STAGES,),
 )  # fmt: skip
 SWEEPS = _counter("sweeps", "passes of the sweeper over due work")
-ENQUEUED = _counter("bells", "work messages that the sweeper sent", "stage", values=(STAGES,))
+ENQUEUED = _counter(
+    "bells", "work messages that the sweeper sent, once called bells", "stage",
+    values=(STAGES,),
+)  # fmt: skip
 QUARANTINED = _counter("quarantined_rows", "input rows that ingest quarantined", "code")
 
 # --- the store as a whole ---------------------------------------------------------------------

@@ -30,7 +30,7 @@ class CurrentWork:
     @classmethod
     def of(cls, lease: Lease) -> CurrentWork:
         unit = (lease.job_id, str(lease.stage), lease.group_index)
-        return cls(*unit, lease.generation, lease.attempt, lease.owner)
+        return cls(*unit, lease.token, lease.attempt, lease.owner)
 
     @property
     def span_id(self) -> int | None:

@@ -149,7 +149,7 @@ class OtelTracing(Tracing):
 
     # --- spans ----------------------------------------------------------------------------------
     def submitted(self, job: JobRow, created: bool, begun_ns: int) -> None:
-        told: dict[str, Value] = {
+        attributes: dict[str, Value] = {
             **_of_job(job),
             names.CREATED: created,
             names.MESSAGING_SYSTEM: self._options.broker,
@@ -166,7 +166,7 @@ class OtelTracing(Tracing):
             under = Context()
         with ids:
             self._tracer.start_span(
-                names.SUBMIT, under, SpanKind.PRODUCER, told, links, start_time=begun_ns
+                names.SUBMIT, under, SpanKind.PRODUCER, attributes, links, start_time=begun_ns
             ).end()
 
     @contextmanager
@@ -184,9 +184,9 @@ class OtelTracing(Tracing):
                 self._changed.notify_all()
 
     def _begin(self, lease: Lease) -> OtelSpan:
-        job_id, group, generation = lease.job_id, lease.group_index, lease.generation
+        job_id, group, generation = lease.job_id, lease.group_index, lease.token
         sampled = self.is_sampled(job_id, group)
-        told: dict[str, Value] = {
+        attributes: dict[str, Value] = {
             names.JOB: job_id,
             names.GENERATION: generation,
             names.ATTEMPT: lease.attempt,
@@ -197,7 +197,7 @@ class OtelTracing(Tracing):
             names.MESSAGING_OPERATION: str(lease.stage),
         }
         if group is not None:
-            told[names.GROUP] = group
+            attributes[names.GROUP] = group
         links: list[Link] = []
         trace_id = trace_id_of(job_id)
         if lease.attempt > 1:
@@ -206,7 +206,7 @@ class OtelTracing(Tracing):
             links.append(Link(SpanContext(trace_id, before, True, _SAMPLED)))
         with self._ids.given(attempt_span_id(job_id, group, generation), trace_id):
             made = self._tracer.start_span(
-                str(lease.stage), _under(_root_of(job_id)), SpanKind.CONSUMER, told, links
+                str(lease.stage), _under(_root_of(job_id)), SpanKind.CONSUMER, attributes, links
             )
         span = OtelSpan(self, made, lease, sampled)
         with self._changed:
@@ -244,15 +244,15 @@ class OtelTracing(Tracing):
 
 def _of_job(job: JobRow) -> dict[str, Value]:
     """Attributes of a job: its names only where its texts are kept."""
-    told: dict[str, Value] = {
+    attributes: dict[str, Value] = {
         names.JOB: job.job_id,
         names.PRIORITY: job.priority,
         names.PRIVACY: str(job.privacy),
         names.GEN_AI_MODEL: job.verifier,
     }
     if job.privacy.is_full:
-        told |= {names.JOB_NAME: job.name, names.TENANT: job.tenant}
-    return told
+        attributes |= {names.JOB_NAME: job.name, names.TENANT: job.tenant}
+    return attributes
 
 
 def _root_of(job_id: str) -> SpanContext:
@@ -319,16 +319,16 @@ class OtelSpan(Span):
     def request(
         self, request_id: str, attributes: Attributes, begun_ns: int, ended_ns: int, failed: bool
     ) -> None:
-        told: dict[str, Value] = {
+        of_request: dict[str, Value] = {
             names.JOB: self._lease.job_id,
             names.REQUEST_ID: request_id,
             names.ATTEMPT: self._lease.attempt,
-            names.GENERATION: self._lease.generation,
+            names.GENERATION: self._lease.token,
             **attributes,
         }
         if self._lease.group_index is not None:
-            told[names.GROUP] = self._lease.group_index
-        self._tracing.child(names.REQUEST, self._span, told, begun_ns, ended_ns, failed)
+            of_request[names.GROUP] = self._lease.group_index
+        self._tracing.child(names.REQUEST, self._span, of_request, begun_ns, ended_ns, failed)
 
     def end(self, error: BaseException | None = None) -> None:
         """End the span as kept, or by an error."""

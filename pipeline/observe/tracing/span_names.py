@@ -16,7 +16,7 @@ REQUEST = "request"  # one sampled request in one stage
 # --- events ---------------------------------------------------------------------------------------
 STOPPED = "job stopped"  # it was cancelled, or exceeded its deadline or budget
 LEASE_LOST = "lease lost"
-SPLIT = "cut"  # the group's last rows went to an idle worker
+SPLIT = "split"  # the group's last rows went to an idle worker
 EVENTS = (STOPPED, LEASE_LOST, SPLIT)
 
 # --- attributes -----------------------------------------------------------------------------------
@@ -37,7 +37,7 @@ COMPUTE_SEC = "specbatch.compute_sec"
 COST_USD = "specbatch.cost_usd"
 ROWS = "specbatch.rows"
 FAILED = "specbatch.rows.failed"
-SPLIT_INDEX = "specbatch.cut.group.index"
+SPLIT_INDEX = "specbatch.split.group.index"
 REQUEST_ID = "specbatch.request.id"
 PROPOSED = "specbatch.tokens.proposed"
 ACCEPTED = "specbatch.tokens.accepted"

@@ -43,8 +43,8 @@ def drafted(report: Mapping[str, Any], proposed: int = 0) -> bool:
 
     `proposed`: draft tokens in the store, which reports of earlier versions do not tell.
     """
-    told = ("proposed", "shadow_proposed", "ahead_taken")
-    return proposed > 0 or any(report.get(name) for name in told)
+    names = ("proposed", "shadow_proposed", "ahead_taken")
+    return proposed > 0 or any(report.get(name) for name in names)
 
 
 def savings(report: Mapping[str, Any]) -> Savings | None:

@@ -38,8 +38,8 @@ class MemoryBudget:
 
     def __str__(self) -> str:
         parts = ("process", "weights", "kv_cache", "workspace")
-        told = ", ".join(f"{p.replace('_', ' ')} {getattr(self, p) >> 20}" for p in parts)
-        return f"{self.total >> 20} MiB ({told})"
+        sizes = ", ".join(f"{p.replace('_', ' ')} {getattr(self, p) >> 20}" for p in parts)
+        return f"{self.total >> 20} MiB ({sizes})"
 
 
 def budget_of(models: Sequence[MemoryBudget], on_processor: bool) -> MemoryBudget:
@@ -65,11 +65,6 @@ def budget_of(models: Sequence[MemoryBudget], on_processor: bool) -> MemoryBudge
 def resident_bytes(status: Path = _STATUS) -> int | None:
     """Resident memory of this process; None where the system does not report it."""
     return _kib(status, "VmRSS")
-
-
-def peak_bytes(status: Path = _STATUS) -> int | None:
-    """Peak resident memory of this process; None where the system does not report it."""
-    return _kib(status, "VmHWM")
 
 
 def give_back_freed() -> None:

@@ -25,6 +25,7 @@ from specbatch.pipeline.engines.exact.sampling.sampling import sampling_rows
 from specbatch.pipeline.engines.exact.state.kv_blocks import KvState
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.engines.models.draft_names import DRAFT_MODEL
+from specbatch.pipeline.policy import tuning
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.pipeline.policy.step_cost import LinearCost
 from specbatch.schemas.records import Verification
@@ -43,14 +44,12 @@ class DraftModelProposer(Proposer):
     def __init__(
         self,
         runner: ModelRunner,
-        max_depth: int = 8,
         pass_time: LinearCost | None = None,
         name: str = DRAFT_MODEL,
     ) -> None:
         self.name = name
         self._runner = runner
         self._sampler = choose_sampler(runner.device, runner.kernels)
-        self._max_depth = max_depth
         self.pass_time = pass_time or Knowledge().draft_time_of(self.name)
         self._kv: dict[Sequence, KvState] = {}
         # Of the last draft: [vocab_size] a token.
@@ -59,10 +58,10 @@ class DraftModelProposer(Proposer):
     def available(self, sequence: Sequence) -> int:
         room = self._runner.context_tokens - len(sequence.tokens)
         kv = self._kv.get(sequence, KvState())
-        missing = self._runner.blocks.missing_blocks(kv, len(sequence.tokens) + self._max_depth)
+        missing = self._runner.blocks.missing_blocks(kv, len(sequence.tokens) + tuning.MAX_PASSES)
         if missing > self._runner.blocks.free_blocks:
             return 0
-        return max(0, min(self._max_depth, room))
+        return max(0, min(tuning.MAX_PASSES, room))
 
     def behind(self, sequence: Sequence) -> int:
         kv = self._kv.get(sequence)

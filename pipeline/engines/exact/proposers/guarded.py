@@ -25,14 +25,15 @@ class GuardedProposer(Proposer):
     The proposer forgets the call's sequences, since what it knows of them may be incomplete. After
     `PATIENCE` failures in a row the circuit opens: it offers nothing for `OPEN_SEC` seconds, and
     then one more failure opens it again. A lost device is not its failure: that error is raised.
-    When `draft_probs` raises, the pass raises too and is repeated without drafts.
+    When `draft_probs` raises, the pass raises too and is repeated without drafts. Whoever asks for
+    `next_token_logprobs` handles its errors.
     """
 
     def __init__(
         self,
         proposer: Proposer,
         on_failure: Callable[[], None],
-        on_open: Callable[[str, str], None] = lambda *_: None,
+        on_open: Callable[[str, str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`on_open` hears its name and a sentence."""
@@ -75,6 +76,9 @@ class GuardedProposer(Proposer):
 
     def draft_probs(self, sequence: Sequence) -> Tensor:
         return self._proposer.draft_probs(sequence)
+
+    def next_token_logprobs(self, sequence: Sequence) -> Tensor | None:
+        return self._proposer.next_token_logprobs(sequence)
 
     def on_verified(self, sequence: Sequence) -> None:
         try:

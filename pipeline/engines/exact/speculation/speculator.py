@@ -66,20 +66,18 @@ class Speculator:
         self,
         proposers: Seq[Proposer],
         knowledge: Knowledge | None = None,
-        max_draft_tokens: int = 1024,  # per step
         coin: Callable[[], float] | None = None,
     ) -> None:
         """`coin` gives numbers in [0, 1) by which control steps are drawn; None: at random."""
         self.proposers = tuple(proposers)
         self.knowledge = knowledge or Knowledge()
-        self.max_draft_tokens = max_draft_tokens
         self.decision_log = DecisionLog(self.knowledge.acceptance)
         self.steps = 0
         self._by_name = {proposer.name: proposer for proposer in self.proposers}
         for proposer in self.proposers:
             if proposer.pass_time is not None:
                 self.knowledge.draft_times[proposer.name] = proposer.pass_time
-        self._controller = Controller(self.knowledge, max_draft_tokens)
+        self._controller = Controller(self.knowledge)
         self._router = Router(self.proposers, self._controller, self._track)
         self._selection = _Selection(0, 0)
         self._shadow = Shadow()
@@ -129,7 +127,7 @@ class Speculator:
     ) -> tuple[list[Draft], float]:
         """Every sequence's draft by its choice, and the seconds in models of proposers."""
         asked: dict[str, list[tuple[int, int]]] = {}
-        left = self.max_draft_tokens
+        left = tuning.MAX_DRAFT_TOKENS
         for i, sequence in enumerate(deciding):
             choice = self._choice(sequence)
             if choice is None:

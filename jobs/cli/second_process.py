@@ -48,7 +48,7 @@ def with_next_port(settings: Settings) -> Settings:
     return settings.model_copy(update={"metrics_port": port})
 
 
-class ProcessBeside:
+class SecondProcess:
     """Starts the process, and restarts it when it dies, until `close`.
 
     Raises `UsageError` when it could not serve its metrics.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from specbatch.jobs.cli.beside import with_next_port
+from specbatch.jobs.cli.second_process import with_next_port
 from specbatch.pipeline.outputs.outputs import read_output
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.settings import Settings
@@ -35,7 +35,7 @@ def beside(one: WorkerProcess) -> list[int]:
 
 def runs(pid: int) -> bool:
     try:
-        return b"specbatch.jobs.cli.beside" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"specbatch.jobs.cli.second_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 

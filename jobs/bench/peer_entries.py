@@ -1,4 +1,4 @@
-"""The peers' ways to complete prompts, plain and with their own speculation, each in a process."""
+"""The peers' entries, plain and with their own speculation, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from specbatch.jobs.bench.contenders import DRAFT_MODEL, Completed, Ours, Outputs, Prompts
+from specbatch.jobs.bench.entries import FIXED, LOOKUP, NONE, REPLAYED, Entry, learning
 from specbatch.jobs.bench.huggingface import DRAFTED
 from specbatch.jobs.bench.models import BenchModel, smallest_llama
 from specbatch.jobs.bench.peer_client import Peer, PeerError, PeerSpec
 from specbatch.jobs.bench.plan import ENGINES, Plan
-from specbatch.jobs.bench.ways import FIXED, LOOKUP, NONE, REPLAYED, Way, learning
 
 OPENVINO, VLLM, LLAMA_CPP = "openvino", "vllm", "llama.cpp"
 FILES = {OPENVINO: "openvino_genai.py", VLLM: "vllm.py", LLAMA_CPP: "llama_cpp.py"}
@@ -47,7 +47,7 @@ HOW = {
 }
 
 
-class PeerWays:
+class PeerEntries:
     """Leave it as a context manager, which ends the processes."""
 
     def __init__(
@@ -60,7 +60,7 @@ class PeerWays:
         work: Path,
         isa: str | None = None,
     ) -> None:
-        self.ways: list[Way] = []
+        self.entries: list[Entry] = []
         self._peers: list[tuple[str, Peer]] = []  # with the engine's name
         self._plan, self._model, self._ours, self._work = plan, model, ours, work
         self._isa = isa
@@ -71,11 +71,11 @@ class PeerWays:
 
     def _add(self, engine: str, python: str, draft: Path | None) -> None:
         plain = self._peer(engine, python, "plain")
-        self._way(engine, "plain", NONE, plain)
+        self._entry(engine, "plain", NONE, plain)
         replaying = plain
         if engine in (OPENVINO, VLLM):
             looking = self._peer(engine, python, "lookup", options={"lookup": DRAFTED})
-            self._way(engine, f"lookup {DRAFTED}", LOOKUP, looking)
+            self._entry(engine, f"lookup {DRAFTED}", LOOKUP, looking)
         if engine == OPENVINO:
             body = smallest_llama(self._work, self._model)
             replaying = self._peer(engine, python, "replay", draft=body)
@@ -85,14 +85,14 @@ class PeerWays:
             for depth in FIXED:
                 replay = partial(self._complete, replaying, depth)
                 complete = learning(replay, self._ours, acceptance)
-                way = Way(engine, f"depth {depth}", complete, REPLAYED, acceptance)
-                self.ways.append(replace(way, process=replaying.spec.name))
+                entry = Entry(engine, f"depth {depth}", complete, REPLAYED, acceptance)
+                self.entries.append(replace(entry, process=replaying.spec.name))
         if draft is not None:
             options = {"drafted": DRAFTED} if engine == VLLM else {}
             drafting = self._peer(engine, python, "draft", draft=draft, options=options)
             complete = partial(self._complete, drafting, DRAFTED)
-            way = Way(engine, f"draft {DRAFTED}", complete, DRAFT_MODEL)
-            self.ways.append(replace(way, process=drafting.spec.name))
+            entry = Entry(engine, f"draft {DRAFTED}", complete, DRAFT_MODEL)
+            self.entries.append(replace(entry, process=drafting.spec.name))
 
     def _peer(self, engine: str, python: str, kind: str, **more: Any) -> Peer:
         spec = PeerSpec(
@@ -110,9 +110,9 @@ class PeerWays:
         self._peers.append((engine, peer))
         return peer
 
-    def _way(self, engine: str, mode: str, drafts: str, peer: Peer) -> None:
-        way = Way(engine, mode, partial(self._complete, peer, None), drafts)
-        self.ways.append(replace(way, process=peer.spec.name))
+    def _entry(self, engine: str, mode: str, drafts: str, peer: Peer) -> None:
+        entry = Entry(engine, mode, partial(self._complete, peer, None), drafts)
+        self.entries.append(replace(entry, process=peer.spec.name))
 
     def _complete(
         self,
@@ -141,7 +141,7 @@ class PeerWays:
             found[engine] = found.get(engine) or peer.versions
         return found
 
-    def __enter__(self) -> PeerWays:
+    def __enter__(self) -> PeerEntries:
         """Convert and load before anything is timed. One that fails says so in each of its rows."""
         try:
             for _, peer in self._peers:

@@ -1,8 +1,8 @@
-"""The ways to complete prompts that are put side by side: each engine's, with and without drafts.
+"""What is put side by side: ways of each engine to complete prompts, with and without drafts.
 
 A replayed draft is a known output in which each token is right with the wanted probability. Ours
-replays its own output at depth off. Another engine's way replays what that same way wrote last
-(at first, ours), because in bfloat16 its output need not be ours, nor that of its other ways.
+replays its own output at depth off. Another engine's entry replays what that same entry wrote last
+(at first, ours), because in bfloat16 its output need not be ours, nor that of its other entries.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from specbatch.jobs.bench.huggingface import DRAFTED, ENGINE, Transformers
 from specbatch.jobs.bench.plan import Plan
 
 FIXED = (2, 4, 8)
-ONE_BY_ONE = 2  # prompts that are timed of a way that takes them one at a time
+ONE_BY_ONE = 2  # prompts that are timed of an entry that takes them one at a time
 REHEARSALS = 4
 NONE, REPLAYED, LOOKUP = "none", "replayed", "prompt lookup"
 OFF, AUTO = "off", "auto"
@@ -34,7 +34,7 @@ Replay = Callable[[Prompts, Outputs, Outputs], Completed]  # prompts, what will 
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Entry:
     """One series of the results."""
 
     engine: str
@@ -55,42 +55,42 @@ class Way:
         return self.mode + share
 
 
-def our_ways(plan: Plan, ours: Ours) -> list[Way]:
+def our_entries(plan: Plan, ours: Ours) -> list[Entry]:
     """Depth off first, since all others replay what it wrote, and again before each source of
     drafts, to be compared with its neighbours."""
     sources: list[tuple[str, str, float | str]] = [(REPLAYED, "", a) for a in plan.acceptances]
     if plan.real:
         sources.append((DRAFT_MODEL, "draft ", DRAFT_MODEL))
-    ways: list[Way] = []
+    entries: list[Entry] = []
     for drafts, prefix, source in sources:
-        ways.append(Way(OURS, OFF, ours.complete))
+        entries.append(Entry(OURS, OFF, ours.complete))
         for depth in (None, *FIXED):
             mode = AUTO if depth is None else f"depth {depth}"
             complete = partial(ours.complete, depth=depth, acceptance=source)
             share = source if isinstance(source, float) else None
-            ways.append(Way(OURS, prefix + mode, complete, drafts, share))
-    return ways
+            entries.append(Entry(OURS, prefix + mode, complete, drafts, share))
+    return entries
 
 
-def transformers_ways(plan: Plan, ours: Ours, theirs: Transformers) -> list[Way]:
+def transformers_entries(plan: Plan, ours: Ours, theirs: Transformers) -> list[Entry]:
     """`generate`, `generate_batch`, and assisted generation, which takes one prompt at a time."""
-    ways = [
-        Way(ENGINE, "generate", timed(theirs.generate)),
-        Way(ENGINE, "generate_batch", timed(theirs.generate_batch)),
+    entries = [
+        Entry(ENGINE, "generate", timed(theirs.generate)),
+        Entry(ENGINE, "generate_batch", timed(theirs.generate_batch)),
     ]
     for acceptance in plan.acceptances:
         for depth in FIXED:
             mode = f"assisted {depth}"
             complete = learning(partial(_replayed_assisted, theirs, depth), ours, acceptance)
-            ways.append(Way(ENGINE, mode, complete, REPLAYED, acceptance, one_by_one=True))
+            entries.append(Entry(ENGINE, mode, complete, REPLAYED, acceptance, one_by_one=True))
     lookup = partial(theirs.one_by_one, prompt_lookup_num_tokens=DRAFTED)
     name = f"lookup {DRAFTED}"
-    ways.append(Way(ENGINE, name, timed(lookup), LOOKUP, one_by_one=True))
+    entries.append(Entry(ENGINE, name, timed(lookup), LOOKUP, one_by_one=True))
     if theirs.draft is not None:
         assisted = partial(theirs.one_by_one, assistant_model=theirs.draft)
         name = f"draft {DRAFTED}"
-        ways.append(Way(ENGINE, name, timed(assisted), DRAFT_MODEL, one_by_one=True))
-    return ways
+        entries.append(Entry(ENGINE, name, timed(assisted), DRAFT_MODEL, one_by_one=True))
+    return entries
 
 
 def _replayed_assisted(
@@ -108,7 +108,7 @@ def _replayed_assisted(
 
 
 def learning(replay: Replay, ours: Ours, acceptance: float) -> Callable[[Prompts], Completed]:
-    """Replays to a way what it wrote last, spoilt the same way as the drafts of ours.
+    """Replays to an entry what it wrote last, spoilt the same way as the drafts of ours.
 
     Drafts change the shapes of an engine's passes, and so its bits in bfloat16. Before the first
     run at each N it rehearses until it writes what was replayed, `REHEARSALS` times at most.
@@ -156,9 +156,9 @@ def same(outputs: Outputs, definition: Outputs) -> float:
     return round(sum(a == b for a, b in zip(outputs, definition, strict=False)) / len(outputs), 4)
 
 
-def described(ways: Sequence[Way], how: Mapping[tuple[str, str], str]) -> dict[str, Any]:
-    """What each way did, by engine and kind of drafts."""
+def described(entries: Sequence[Entry], how: Mapping[tuple[str, str], str]) -> dict[str, Any]:
+    """What each entry did, by engine and kind of drafts."""
     found: dict[str, Any] = {}
-    for way in ways:
-        found.setdefault(way.engine, {})[way.drafts] = how[way.engine, way.drafts]
+    for entry in entries:
+        found.setdefault(entry.engine, {})[entry.drafts] = how[entry.engine, entry.drafts]
     return found
