@@ -343,7 +343,7 @@ def test_drafts_that_never_fit_are_given_up_and_the_reason_is_kept(
     told = [d for d in tried.decisions if d.action in given_up]
     assert told
     too_little = r"acceptance 0\.\d\d over .*; break-even at \d+ sequences is"
-    too_dear = r"with \d+ sequences in a step no acceptance pays for what draft-model's drafts"
+    too_dear = r"no acceptance pays for what drafts of draft-model cost at \d+ sequences"
     for decision in told:
         assert re.search(f"{too_little}|{too_dear}", decision.reason)
         assert tried.job.created_at <= decision.at <= (tried.job.finished_at or 0.0)
