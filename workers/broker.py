@@ -141,7 +141,7 @@ def _is_leaderless(app: Celery, name: str) -> bool:
         try:
             channel.basic_consume(name, callback=lambda _: None)
         except TimeoutError:
-            connection.collect()  # without a farewell, which would wait for an answer
+            connection.collect()  # not closed properly, which would wait for an answer
             return True
         except connection.channel_errors:
             return False  # it does not exist

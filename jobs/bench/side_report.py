@@ -42,7 +42,7 @@ def table(rows: Sequence[Row]) -> Table:
 
 
 def key_of(row: Row) -> tuple[str, str, float | None]:
-    """Names a entry."""
+    """Names an entry."""
     return row["engine"], row["mode"], row["acceptance"]
 
 

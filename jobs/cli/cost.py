@@ -110,10 +110,10 @@ def saved_line(saved: Savings | None, is_drafted: bool) -> str:
     word = "saved" if saved.usd >= 0 else "lost"
     text = f"{word} against depth 0: ${abs(saved.usd):.6f} ({saved.speedup:.2f}×)"
     if saved.low_usd is None or saved.high_usd is None:
-        few = "there was only one control step"
+        why = "there was only one control step"
         if saved.controls > 1:  # of several jobs together
-            few = "one of the jobs had only one control step"
-        return f"{text}, without an interval: {few}"
+            why = "one of the jobs had only one control step"
+        return f"{text}, without an interval: {why}"
     return f"{text}, 95 % interval {signed_usd(saved.low_usd)} to {signed_usd(saved.high_usd)}"
 
 

@@ -95,7 +95,9 @@ def test_of_two_holders_of_one_lease_the_later_one_has_it(
 
 def test_a_lease_keeper_holds_no_process_up(lease_keeper: LeaseKeeper) -> None:
     del lease_keeper
-    assert all(one.daemon for one in threading.enumerate() if one.name == "lease-keeper")
+    threads = [one for one in threading.enumerate() if one.name == "lease-keeper"]
+    assert threads
+    assert all(one.daemon for one in threads)
 
 
 def test_a_deadline_is_heard_of_when_it_passes(store: SqlStore, lease_keeper: LeaseKeeper) -> None:

@@ -89,7 +89,6 @@ def make_month(conn: Connection, now: Now) -> int:
     return month
 
 
-_FOUND = rules.MOST_NAMED + 1
 _MAKE_MONTH = text("SELECT specbatch_month(:month)")
 
 
@@ -98,7 +97,8 @@ def find(conn: Connection, job_id: str) -> Any:
     match = Job.job_id == job_id
     if len(job_id) >= rules.MIN_PREFIX:
         match = or_(match, Job.job_id.startswith(job_id, autoescape=True))
-    found = conn.execute(select(*Job.__table__.c).where(match).order_by(Job.job_id).limit(_FOUND))
+    query = select(*Job.__table__.c).where(match).order_by(Job.job_id).limit(rules.MOST_NAMED + 1)
+    found = conn.execute(query)
     rows = [row for row in found if row.job_id.startswith(job_id)]  # SQLite's LIKE folds case
     if rows and rows[0].job_id == job_id:  # an exact match sorts before what it is a prefix of
         return rows[0]

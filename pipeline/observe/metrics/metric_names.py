@@ -164,10 +164,7 @@ FENCED = _counter(
     values=(STAGES,),
 )  # fmt: skip
 SWEEPS = _counter("sweeps", "passes of the sweeper over due work")
-ENQUEUED = _counter(
-    "bells", "work messages that the sweeper sent, once called bells", "stage",
-    values=(STAGES,),
-)  # fmt: skip
+ENQUEUED = _counter("bells", "work messages that the sweeper sent", "stage", values=(STAGES,))
 QUARANTINED = _counter("quarantined_rows", "input rows that ingest quarantined", "code")
 
 # --- the store as a whole ---------------------------------------------------------------------
