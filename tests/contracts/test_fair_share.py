@@ -186,7 +186,8 @@ def weighted(url: str, clock: Clock) -> Iterator[Callable[[dict[str, float]], St
 def drain(store: Store, claimers: int, others: int) -> list[tuple[str, int]]:
     """(tenant's job, rows) in the order of the claims, until the other tenant's groups are gone.
 
-    So many groups are held at a time, by as many claimers. Who holds a group ends it in turn, the oldest first: there is no time, and nothing is random.
+    So many groups are held at a time, by as many claimers. Who holds a group ends it in turn, the
+    oldest first: there is no time, and nothing is random.
     """
     held: deque[GroupWork] = deque()
     claimed = []
