@@ -221,7 +221,7 @@ def _become(was: Any, now: Any) -> None:
     mine, its = _function_of(was), _function_of(now)
     if mine is None or its is None:
         return
-    if hasattr(was, "cache_clear"):
+    if _is_cached(was):
         was.cache_clear()
     mine.__defaults__, mine.__kwdefaults__ = its.__defaults__, its.__kwdefaults__
     if mine.__code__.co_freevars == its.__code__.co_freevars:
@@ -289,11 +289,19 @@ def noted(items: Sequence[pytest.Item], paths: Sequence[Path]) -> Iterator[tuple
     called: set[tuple[str, str]] = set()
     for path in paths:
         note_calls(path, called)
+    modules = [module_of(str(path.relative_to(ROOT))) for path in paths]
+    cached = [one for module in modules for one in vars(module).values() if _is_cached(one)]
     for item, following in zip(items, [*items[1:], None], strict=True):
         called.clear()
+        for one in cached:  # else only the first test would call what it keeps
+            one.cache_clear()
         started = time.perf_counter()
         passed = passes(item, following)
         yield passed, Calls(time.perf_counter() - started, set(called))
+
+
+def _is_cached(thing: object) -> bool:
+    return hasattr(thing, "cache_clear")
 
 
 def note_calls(path: Path, called: set[tuple[str, str]]) -> None:

@@ -243,7 +243,7 @@ def _digest(what: str, rows: Iterable[Any]) -> str:
 
 def _exactly(ticks: int) -> str:
     """Seconds with all digits, because a change may be small."""
-    return in_seconds(ticks, digits=4)
+    return in_seconds(ticks, digits=7)
 
 
 def _found(what: str) -> Finding:

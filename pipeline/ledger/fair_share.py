@@ -27,7 +27,6 @@ class Waiting:
     served: float  # its tenant's virtual time
     started: float  # where on it the tenant's last claim began
     tokens_per_row: int  # the most that a row's completions can have
-    numeric_class: str | None = None  # that it has pinned
 
 
 def by_turn(waiting: Iterable[Waiting]) -> list[Waiting]:

@@ -6,7 +6,7 @@ from dataclasses import astuple, dataclass, field
 from typing import Any, cast
 
 import pytest
-from contracts.shorthand import claim, ingest
+from contracts.shorthand import claim, ingest, serving
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
@@ -16,9 +16,10 @@ from specbatch.pipeline.engines.contract import Engines, Ticket
 from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.pipeline.runtime.device_time import StepFreeTime, Timekeeper, Timing
 from specbatch.schemas.errors import FencedError, StoreError
+from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.provenance import NO_TICKS, Ticks
 from specbatch.schemas.records import Lease, Stage
-from specbatch.schemas.timekeeping import HINTS, Attempt, Device, SessionRow, Spent
+from specbatch.schemas.timekeeping import HINTS, Attempt, Device, NewSession, SessionRow, Spent
 from support.databases import sqlite_store
 
 DEVICE = Device("cpu", "local", "reserved", 200_000)
@@ -271,6 +272,103 @@ def test_a_word_after_the_last_one_has_a_session_of_its_own(bed: Bed) -> None:
         bed.advance(lease)
     assert [(s.leased, s.accounted) for s in bed.store.sessions()] == [(30, 30), (0, 0)]
     assert sum(s.ticks.total for s in bed.store.time_slices()) == 30
+
+
+def test_a_heartbeat_too_finds_that_its_session_was_given_up(
+    bed: Bed, caplog: pytest.LogCaptureFixture
+) -> None:
+    machine = bed.machine
+    machine.pass_by(100)
+    bed.timekeeper.beat()
+    assert bed.store.end_silent_sessions(0.0)
+    machine.pass_by(40)
+    bed.timekeeper.beat()
+    assert "it begins a new session" in caplog.text
+    machine.pass_by(2)
+    bed.timekeeper.close()
+    first, second = bed.store.sessions()
+    assert (first.leased, first.idle) == (100, 100)
+    assert (second.leased, second.idle, second.overhead) == (42, 42, 0)
+
+
+def test_a_step_that_outlives_its_session_belongs_to_the_next_one_from_there(bed: Bed) -> None:
+    machine, ticket, later = bed.machine, FakeTicket(), FakeTicket()
+    one, two = (Attempt(JOB, index, 1, Stage.VERIFY) for index in (0, 1))
+    with bed.timekeeper.working(one) as tickets, bed.timekeeper.working(two) as others:
+        tickets.append(submitted(ticket))
+        machine.step(7, ticket)
+        machine.begin_step()
+        machine.pass_by(30)
+        bed.timekeeper.beat()
+        assert bed.store.end_silent_sessions(0.0)
+        machine.pass_by(1000)
+        bed.timekeeper.beat()
+        machine.end_step(ticket)
+        others.append(submitted(later))
+        machine.step(8, later)
+    bed.timekeeper.close()
+    first, second = bed.store.sessions()
+    assert (first.leased, first.spent, first.lost) == (37, 7, 30)
+    assert (second.leased, second.spent, second.lost) == (1008, 1008, 0)
+    of_second = bed.store.time_slices(session_id=second.session_id)
+    assert {s.attempt: s.ticks.total for s in of_second} == {one: 1000, two: 8}
+
+
+def test_a_new_session_says_how_old_it_is(bed: Bed) -> None:
+    bed.machine.pass_by(100)
+    ages: list[int] = []
+    begin = bed.store.begin_session
+
+    def listening(session: NewSession) -> None:
+        ages.append(session.age_ticks)
+        begin(session)
+
+    cast(Any, bed.store).begin_session = listening
+    bed.timekeeper.beat()
+    bed.store.end_silent_sessions(0.0)
+    bed.machine.pass_by(40)
+    bed.timekeeper.beat()
+    assert ages == [100, 40]
+
+
+# --- what is served ---------------------------------------------------------------------------
+
+
+def test_the_store_knows_what_a_worker_serves_and_is_told_of_changes_alone(bed: Bed) -> None:
+    served: list[Serves | None] = [None]
+    told: list[Serves] = []
+    announce = bed.store.announce
+
+    def listening(session_id: str, serves: Serves) -> None:
+        told.append(serves)
+        announce(session_id, serves)
+
+    cast(Any, bed.store).announce = listening
+    machine = bed.machine
+    timekeeper = Timekeeper(
+        bed.store, "w2", DEVICE, [cast(Engines, machine)], lambda: served[0], clock=machine
+    )
+    one, two = serving("exact/f32/1"), serving("exact/bf16/1")
+    for now in (None, one, one, None, two, two):
+        served[0] = now
+        timekeeper.beat()
+    assert told == [one, two]
+    assert bed.session.serves == two
+
+
+def test_of_attempts_that_are_over_and_reported_nothing_is_remembered(bed: Bed) -> None:
+    for index in range(3):
+        ticket, lease = FakeTicket(), claim(bed.store, index).lease
+        with bed.timekeeper.working(Attempt.of(lease)) as tickets:
+            tickets.append(submitted(ticket))
+            bed.machine.step(5, ticket)
+            ticket.is_over = True
+            assert bed.timekeeper.commit(lease, lambda spent: spent is not None) is True
+    bed.timekeeper.beat()
+    bed.timekeeper.beat()
+    assert not bed.timekeeper._accounts
+    assert not bed.timekeeper._past
+    assert not bed.timekeeper._reported
 
 
 # --- any order of things --------------------------------------------------------------------

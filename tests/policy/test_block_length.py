@@ -38,3 +38,7 @@ def test_the_last_token_is_worth_its_price_and_a_further_one_is_not() -> None:
     length = block_length(acceptance, 1000.0, 10_000, price)
     used = [(1.0 - (1.0 - acceptance) * 0.25) ** place * acceptance for place in range(length + 2)]
     assert used[length] >= price > used[length + 1]
+
+
+def test_a_block_too_short_for_its_trip_is_not_written() -> None:
+    assert block_length(0.5, 1000.0, 512, price=0.45) == 0

@@ -321,3 +321,23 @@ def test_a_replan_of_a_few_spends_nothing_on_trials() -> None:
     courses = [controller.replan(candidates, explores=False) for _ in range(12)]
     assert not any(course.opening for course in courses)
     assert any(controller.replan(candidates).opening for _ in range(3)), "it was put aside"
+
+
+def test_a_new_engine_tries_its_first_depths_in_turn() -> None:
+    controller, candidates = Controller(), [Candidate(8, 0.7)] * 2
+    found = [controller.replan(candidates).depths for _ in range(2 * len(tuning.FIRST_DEPTHS))]
+    turn = [tuning.FIRST_DEPTHS[n % len(tuning.FIRST_DEPTHS)] for n in range(1, len(found) + 1)]
+    assert found == [(depth, depth) for depth in turn]
+
+
+def test_a_price_is_what_calls_and_tokens_take_beside_depth_0() -> None:
+    controller = taught(linear, 8)
+    priced(controller, draft=(1e-3, 2e-4, 1e-5))
+    curve = controller.knowledge.step_time.curve(8, 8, 16)
+    plain, verifying = curve[0], curve[-1] - curve[0]
+    free = controller.price(8, None)
+    assert (free.call, free.token, free.row) == pytest.approx((0.0, verifying / plain, 0.0))
+    of = controller.price(8, "draft")
+    token = 2e-4 + 8 * 1e-5 + verifying
+    expected = (1e-3 / plain, token / plain, 1e-5 / plain)
+    assert (of.call, of.token, of.row) == pytest.approx(expected, rel=0.05)

@@ -263,3 +263,10 @@ def test_a_draft_models_price_raises_break_even_and_free_tokens_lower_it_to_noth
 def test_where_nothing_may_be_drafted_no_acceptance_pays() -> None:
     assert break_even(StepCost(verifier(1e-3, 1e-5, 0)), 8, of_model=False) == float("inf")
     assert break_even(StepCost(verifier(1e-6, 1e-3, 8)), 1, of_model=False) > 1.0
+
+
+def test_a_drafted_token_must_be_worth_its_own_price_too() -> None:
+    """There is room for one: the block's costs nothing more than being verified."""
+    cost = StepCost(verifier(1e-3, 1e-4, most=1), 0.0, 0.0, 1e-4)
+    assert choose_depths([model(0.9), block(0.6)], cost).depths == (0, 1)
+    assert choose_depths([model(0.9), block(0.3)], cost).depths == (1, 0)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from policy.sham import Noise, covered, lognormal, sham_job, slow, spells, wandering
 
@@ -225,8 +227,33 @@ def test_one_job_without_an_interval_leaves_none_to_the_others() -> None:
     assert pooled([]) is None
 
 
-@pytest.mark.parametrize(
-    ("degrees", "expected"), [(1, 12.706), (30, 2.042), (31, 2.0395), (120, 1.9799)]
-)
-def test_students_t(degrees: int, expected: float) -> None:
-    assert t95(degrees) == pytest.approx(expected, abs=1e-4)
+@pytest.mark.parametrize("degrees", [*range(1, 41), 120])
+def test_students_t(degrees: int) -> None:
+    """Between its points and their negatives lie 95 % of the density: Simpson's rule."""
+    norm = math.gamma((degrees + 1) / 2) / math.gamma(degrees / 2) / math.sqrt(degrees * math.pi)
+    x = np.linspace(-t95(degrees), t95(degrees), 20_001)
+    density = norm * (1.0 + x * x / degrees) ** (-(degrees + 1) / 2)
+    inside = (density[:-2:2] + 4.0 * density[1::2] + density[2::2]).sum() * (x[1] - x[0]) / 3.0
+    assert inside == pytest.approx(0.95, abs=6e-5)
+
+
+@pytest.mark.parametrize("odds", [9.0, 0.9])
+def test_controls_of_unlike_odds_are_worth_fewer_of_one_weight(odds: float) -> None:
+    """The second stands for fewer steps: so many of one weight would waver as much."""
+    controls = Controls()
+    for one, seconds in ((9.0, 1.0), (odds, 3.0)):
+        controls.step(Arm.CONTROL, one, 1.0, 0.0, {"job": Part(seconds, 10, 10)})
+    controls.step(Arm.DRAFTS, 9.0, 1.0, 0.0, {"job": Part(1.0, 10, 10)})
+    of = controls.take("job")
+    level, squares = of.control_taken / of.control_price, 9.0**2 + odds**2
+    off = (9.0 * (1.0 - level)) ** 2 + (odds * (3.0 - level)) ** 2
+    alike = (9.0 + odds) ** 2 / squares
+    variance = off * alike / (alike - 1.0) * (1.0 / (9.0 + odds) ** 2 + 1.0 / squares)
+    assert half_width(of) == pytest.approx(12.706 * variance**0.5)
+
+
+def test_without_a_report_of_drafts_nothing_was_drafted() -> None:
+    assert not drafted({})
+    assert not drafted({"proposed": 0, "ahead_taken": 0.0})
+    assert drafted({}, proposed=1)
+    assert drafted({"ahead_taken": 0.1})

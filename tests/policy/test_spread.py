@@ -86,3 +86,16 @@ def test_a_sequence_that_differs_is_known_for_it() -> None:
         own.observe(4, 4)
     assert own.rate(0.5, alike) < 0.65
     assert own.rate(0.5, mixed) > 0.9
+
+
+def test_a_record_counts_deviations_of_chance() -> None:
+    assert Record.of(24, 32, 0.5) == Record(8 / (32 * 0.5 * 0.5) ** 0.5, 32)
+    assert Record.of(24, 32, 0.9).away == pytest.approx(-4.8 / (32 * 0.9 * 0.1) ** 0.5)
+
+
+def test_a_record_is_closed_when_it_is_long_enough() -> None:
+    own = Own()
+    assert [own.observe(1, 1) for _ in range(RECORD_TESTS)] == [False] * (RECORD_TESTS - 1) + [True]
+    own.close(0.5, Spread())
+    assert (own.agreed, own.tested) == (0, 0)
+    assert own.last == Record.of(RECORD_TESTS, RECORD_TESTS, 0.5)

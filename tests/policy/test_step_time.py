@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from specbatch.pipeline.policy.step_cost import LinearCost, StepTime
+from specbatch.pipeline.policy import tuning
+from specbatch.pipeline.policy.step_cost import LinearCost, StepTime, _token_bucket
 
 Machine = Callable[[int, int], float]
 
@@ -220,3 +221,48 @@ def test_no_weight_is_negative_whatever_is_observed() -> None:
     for _ in range(200):
         cost.observe((1.0, generator.random() * 100), generator.random() * 1e-3)
         assert min(cost.weights) >= 0
+
+
+def test_a_draft_call_in_which_the_system_slept_counts_as_the_most_that_is_believed() -> None:
+    cost = LinearCost([1e-3, 1e-5])
+    for size in range(1, 2 * tuning.DRAFT_TRUST_AFTER):
+        assert cost.observe((1.0, size), 1e-3 + 1e-5 * size) == 1e-3 + 1e-5 * size
+    expected = cost.predict((1.0, 10.0))
+    assert cost.observe((1.0, 10.0), 30.0) == pytest.approx(tuning.DRAFT_CLIP * expected)
+
+
+def test_the_state_of_a_cost_holds_the_calls_that_no_fit_has_read_yet() -> None:
+    cost = LinearCost([1.0, 1.0])
+    for size in range(tuning.DRAFT_TRUST_AFTER):
+        cost.observe((1.0, size), 2e-3 + 1e-5 * size)
+    for size in range(tuning.DRAFT_READ_AT_ONCE - 1):
+        cost.observe((1.0, size), 3e-3 + 1e-5 * size)
+    again = LinearCost([1.0, 1.0])
+    again.restore(json.loads(json.dumps(cost.state())))
+    cost.solve()
+    assert again.weights == pytest.approx(cost.weights)
+    assert again.predict((1.0, 8.0)) > 2.3e-3, "the last calls took 3 ms"
+
+
+def test_larger_passes_share_cells_whose_right_edge_is_a_multiple_of_their_width() -> None:
+    cells: dict[int, list[int]] = {}
+    for tokens in range(1, 513):
+        cells.setdefault(_token_bucket(tokens), []).append(tokens)
+    assert list(cells) == list(range(1, len(cells) + 1)), "in order, and none is left out"
+    for sizes in cells.values():
+        width = 1 if sizes[-1] <= 64 else 4 if sizes[-1] <= 128 else 16
+        assert len(sizes) == width
+        assert sizes[-1] % width == 0
+
+
+def test_a_size_met_once_lies_between_what_was_met_and_what_the_others_say() -> None:
+    step_time = observed(linear, 8, [0, 1, 2])
+    step_time.observe(64, 8, 3 * linear(64, 8))
+    assert 1.2 * linear(64, 8) < step_time.predict(64, 8) < 2.5 * linear(64, 8)
+
+
+@pytest.mark.parametrize("noise", [-0.1, 1.5, float("nan")])
+def test_a_noise_that_no_machine_has_is_refused(noise: float) -> None:
+    state = observed(linear, 8, [0, 1, 2]).state() | {"noise": noise}
+    with pytest.raises(ValueError, match="invalid noise"):
+        StepTime.restored(state)

@@ -58,8 +58,6 @@ def claim_next(
         if not due:
             return None
         for job in due[:_JOBS_TRIED]:
-            if serves is not None and job.numeric_class is None:
-                raise pinning.UnpinnedError(job.job_id)
             # One statement, so exactly one claimer wins the group.
             claim, of_job = _longest_claim(now, claimer), {"of_job": job.job_id}
             work = leases.taken(conn, claim, claimer.max_attempts, of_job)
@@ -86,7 +84,6 @@ def _waiting(conn: Connection, now: Now, claimer: Claimer, model: str) -> list[W
             row.served,
             row.started,
             fair_share.tokens_per_row(row.max_tokens, row.samples),
-            row.numeric_class,
         )
         for row in rows
         if row.an_open_one is not None
@@ -107,7 +104,6 @@ def _waiting_query(now: Now, claimer: Claimer, model: str) -> Select[Any]:
             Job.tenant,
             Job.priority,
             Job.created_at,
-            Job.numeric_class,
             an_open_one.correlate(Job).scalar_subquery().label("an_open_one"),
             a_due_one.correlate(Job).scalar_subquery().label("a_due_one"),
             func.coalesce(Tenant.served, 0.0).label("served"),
