@@ -23,6 +23,7 @@ from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.pipeline.runtime.client import Client, Enqueue
 from specbatch.pipeline.runtime.leases import LeaseKeeper, owner_here
 from specbatch.pipeline.runtime.metering import counted, kv_blocks, metered
+from specbatch.pipeline.runtime.notifier import Notifier
 from specbatch.pipeline.runtime.outage import Outage
 from specbatch.pipeline.runtime.presence import Presence, ServedModels
 from specbatch.pipeline.runtime.sweeper import QueueLength, Requeuer, Sweeper, unknown
@@ -31,6 +32,7 @@ from specbatch.schemas.encryption import Cipher
 from specbatch.schemas.errors import DeviceLostError, MissingExtraError, UsageError
 from specbatch.schemas.masking import hide_in_logs
 from specbatch.schemas.messages import HintMessage
+from specbatch.schemas.notifications import load_targets
 from specbatch.schemas.presence import WorkerProcess
 from specbatch.schemas.records import DueWork, Stage
 from specbatch.schemas.settings import Settings
@@ -127,7 +129,7 @@ class Worker:
     store: Store
     lease_keeper: LeaseKeeper
     presence: Presence
-    background: Sequence[Sweeper | Anchoring | WorkStealer]  # threads beside the tasks
+    background: Sequence[Sweeper | Anchoring | Notifier | WorkStealer]  # beside the tasks
     engines: Sequence[Engines]
     leader: Leader | None
     knowledge: KnowledgeStore
@@ -138,7 +140,7 @@ class Worker:
     outage: Outage
 
     def start(self) -> None:
-        """Start the threads beside the tasks: presence, sweeper, anchoring, work stealing."""
+        """Start the threads beside the tasks: presence, sweeper, anchoring, notifier, stealing."""
         if self.timekeeper is not None:
             self.timekeeper.beat()
         for thread in (self.presence, *self.background):
@@ -327,7 +329,7 @@ def make_worker(
         verifier if "verify" in kinds else None,
         proposer if "propose" in kinds else None,
     )
-    background: list[Sweeper | Anchoring | WorkStealer] = [
+    background: list[Sweeper | Anchoring | Notifier | WorkStealer] = [
         Sweeper(
             store,
             sweeper_enqueue,
@@ -341,6 +343,8 @@ def make_worker(
     ]
     if anchoring is not None and only_job is None:
         background.append(anchoring)
+    if settings.notify_file:
+        background.append(Notifier(store, load_targets(settings.notify_file), only_job))
     if verifier is not None and verifying is not None and only_job is None:
         every_sec = settings.lease_sec / 3  # as leases are prolonged
         background.append(WorkStealer(store, lease_keeper, verifier, owner, every_sec, serves))

@@ -174,6 +174,11 @@ class Settings(BaseSettings):
     timestamp_roots: str = Field(
         default="", description="PEM file with its root certificates, to check its time stamps"
     )
+    notify_file: str = Field(
+        default="",
+        description="YAML file of the targets that jobs may notify: webhooks, Slack, e-mail; this "
+        "worker sends to them",
+    )
     tensor_parallel: int = Field(
         default=1, ge=1, le=64, description="processes of `torchrun` that share the verifier"
     )

@@ -22,6 +22,7 @@ from pydantic import (
 from specbatch.schemas.encryption import no_key
 from specbatch.schemas.errors import SpecError
 from specbatch.schemas.fingerprint import PATTERN
+from specbatch.schemas.notifications import NAME_PATTERN
 from specbatch.schemas.numeric_class import UNKNOWN, contradiction, dtype_of, engine_key
 from specbatch.schemas.privacy import SEALED
 from specbatch.schemas.records import JobRow, SamplingParams, Verification
@@ -393,8 +394,20 @@ class JobSpec(Part):
         gt=0,
         description="the job stops when it has spent so much, and keeps its results",
     )
+    notify: tuple[Annotated[str, Field(pattern=NAME_PATTERN)], ...] = Field(
+        default=(),
+        max_length=16,
+        description="targets that hear of the job's end, by their names in the workers' "
+        "SPECBATCH_NOTIFY_FILE",
+    )
     group_size: int = Field(default=64, ge=1, le=4096, description="prompts per unit of work")
     max_prompt_tokens: int | None = Field(default=None, ge=1, description="longer rows are refused")
+
+    @field_validator("notify", mode="before")
+    @classmethod
+    def _each_target_once(cls, value: object) -> object:
+        names = (value,) if isinstance(value, str) else value
+        return tuple(dict.fromkeys(names)) if isinstance(names, list | tuple) else names
 
     @field_validator("proposer", mode="before")
     @classmethod

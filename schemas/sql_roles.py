@@ -43,6 +43,7 @@ TABLES = (
     "worker_processes",
     "time_slices",
     "schedule_runs",
+    "notifications",
     "alembic_version",
 )
 VIEWS = ("token_record",)
@@ -72,7 +73,7 @@ RIGHTS: Mapping[str, Rights] = {
         inserts=(
             *("groups", "completions", "rejected_rows", "decisions", "machine_knowledge"),
             *("acceptance_priors", "tenants", "audit_log", "worker_sessions", "time_slices"),
-            "worker_processes",
+            *("worker_processes", "notifications"),
         ),
         deletes=("worker_processes",),  # of those that ended
         columns={
@@ -99,6 +100,7 @@ RIGHTS: Mapping[str, Rights] = {
                 *("lost_ticks", "leased_ticks", "serves"),
             ),
             "worker_processes": ("heard_at", "trouble"),
+            "notifications": ("attempts", "due_at", "sent_at", "error"),
             "time_slices": (
                 *("kept", "prefill_ticks", "verify_ticks", "draft_ticks", "rejected_ticks"),
                 *("padding_ticks", "overhead_ticks"),

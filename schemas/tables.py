@@ -340,6 +340,24 @@ class WorkerProcess(Base):
     trouble: Mapped[str | None]  # why it can take no messages; NULL: it can
 
 
+class Notification(Base):
+    """One event of a job for one target, until it is sent or given up."""
+
+    __tablename__ = "notifications"
+
+    job_id: Mapped[str] = mapped_column(
+        ForeignKey("jobs.job_id", ondelete="CASCADE"), primary_key=True
+    )
+    number: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    target: Mapped[str] = mapped_column(primary_key=True)
+    event: Mapped[str]
+    at: Mapped[float]
+    attempts: Mapped[int] = mapped_column(default=0)
+    due_at: Mapped[float | None]  # of the next attempt; NULL: there is none
+    sent_at: Mapped[float | None]
+    error: Mapped[str | None]  # of the last attempt
+
+
 class TimeSlice(Base):
     """The device time that one attempt at a group took from one session."""
 
@@ -431,5 +449,7 @@ Index("ix_jobs_created_at", Job.created_at)
 Index("ix_decisions_job_id", Decision.job_id, Decision.at)
 _open = WorkerSession.ended_at.is_(None)
 Index("ix_worker_sessions_open", WorkerSession.beat_at, sqlite_where=_open, postgresql_where=_open)
+_due = Notification.due_at.is_not(None)
+Index("ix_notifications_due", Notification.due_at, sqlite_where=_due, postgresql_where=_due)
 Index("ix_time_slices_session_id", TimeSlice.session_id)
 Index("ix_schedule_runs_logical_at", ScheduleRun.logical_at)

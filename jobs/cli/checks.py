@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from specbatch.pipeline.bootstrap import require_engine_extra
 from specbatch.pipeline.inputs.folders import is_glob, local_files, local_matches, wanted_suffixes
-from specbatch.schemas.errors import InputError, JobNotFoundError, ObjectError
+from specbatch.schemas.errors import InputError, JobNotFoundError, ObjectError, UsageError
+from specbatch.schemas.notifications import FILE, load_targets
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import InputSpec, JobSpec
 
@@ -108,3 +109,25 @@ def _check_columns(file: Path, spec: InputSpec) -> None:
     for column in (*named, spec.sampling_column):
         if column is not None and column not in names:
             raise InputError(f"{file} has no column `{column}`; its columns are {', '.join(names)}")
+
+
+def check_targets(settings: Settings, spec: JobSpec, local: bool) -> None:
+    """Raise `UsageError` for targets to notify that this machine's file does not have.
+
+    Where it has no file they are the workers' to know, unless the job is done here.
+    """
+    if not spec.notify:
+        return
+    if not settings.notify_file:
+        if local:
+            raise UsageError(
+                f"the job is to notify {', '.join(spec.notify)}, and {FILE} is not set: name the "
+                "YAML file with these targets"
+            )
+        return
+    targets = load_targets(settings.notify_file)
+    if missing := [name for name in spec.notify if name not in targets]:
+        raise UsageError(
+            f"{settings.notify_file} has no target {missing[0]!r}; "
+            f"it has {', '.join(targets) or 'none'}"
+        )

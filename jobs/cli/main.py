@@ -12,6 +12,7 @@ from specbatch.jobs.cli.demo import demo
 from specbatch.jobs.cli.export import export
 from specbatch.jobs.cli.jobs import jobs
 from specbatch.jobs.cli.migrate import migrate
+from specbatch.jobs.cli.notify import notify
 from specbatch.jobs.cli.purge import purge
 from specbatch.jobs.cli.replay import replay
 from specbatch.jobs.cli.report import report
@@ -44,6 +45,7 @@ for command in (
     demo,
     bench,
     chaos,
+    notify,
     migrate,
     settings,
 ):

@@ -144,6 +144,14 @@ Budget = Annotated[
     Real, _option("--budget-usd", "stop when this much is spent on devices, and keep what is done")
 ]
 
+Notify = Annotated[
+    list[str] | None,
+    _option(
+        "--notify",
+        "target that hears of the job's end, by its name in SPECBATCH_NOTIFY_FILE; repeat for more",
+    ),
+]
+
 SchedulesFolder = Annotated[
     Path | None,
     _option("--folder", "where the schedule files are; default: SPECBATCH_SCHEDULES_DIR"),

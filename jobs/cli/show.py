@@ -25,6 +25,7 @@ from specbatch.pipeline.policy.costs.savings import drafted, savings
 from specbatch.schemas.audit import AuditRecord, Correctness
 from specbatch.schemas.fingerprint import shown
 from specbatch.schemas.job_progress import JobProgress
+from specbatch.schemas.notifications import FILE, NotificationRow
 from specbatch.schemas.records import (
     NORMAL,
     PRIORITIES,
@@ -66,6 +67,7 @@ def show(
             payload |= {"model_fingerprint": row.model_fingerprint, "model_parts": row.model_parts}
             payload |= {"workers": models_here(store, row, silence_sec)}
             payload |= {"interrupted": interrupted}
+            payload |= {"notifications": [asdict(n) for n in store.notifications_of(row.job_id)]}
             say_json(as_json(row, progress) | saved_json(saved, is_drafted) | payload)
             return
         _say_how_far(row, progress)
@@ -88,7 +90,8 @@ def show(
             if not _is_one_row(word, prompts):
                 reason = (row.stop_reason if word == "cancelled" else None) or error
                 say(f"group {index} {word}: {reason or 'no reason given'}")
-    for line in (*decision_lines(decisions), *audit_lines(audits)):
+        told = notification_lines(store.notifications_of(row.job_id))
+    for line in (*decision_lines(decisions), *audit_lines(audits), *told):
         say(line)
     say(f"output: {row.output_uri}")
 
@@ -203,6 +206,22 @@ def audit_lines(audits: Sequence[AuditRecord]) -> list[str]:
         f"{len(last.findings):,} findings",
         f"    {correctness_line(of_all)}",
     ]
+
+
+def notification_lines(rows: Sequence[NotificationRow]) -> list[str]:
+    """Which targets have heard of what, and why not."""
+    lines = []
+    for row in rows:
+        if row.sent_at is not None:
+            how = "sent"
+        elif row.due_at is None:
+            how = f"not sent: {row.error}"
+        elif row.attempts == 0:
+            how = f"waits for a worker whose {FILE} has this target"
+        else:
+            how = f"will be tried again after {row.attempts:,} attempts: {row.error or 'no answer'}"
+        lines.append(f"notification to {row.target}, {row.event}: {how}")
+    return lines
 
 
 def _is_one_row(word: str, prompts: Prompts) -> bool:

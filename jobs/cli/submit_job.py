@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from specbatch.jobs.cli import options as o
+from specbatch.jobs.cli.checks import check_targets
 from specbatch.jobs.cli.connect import load_settings
 from specbatch.jobs.cli.console import new_app, run
 from specbatch.pipeline.operations.spec_input import build_spec
@@ -55,6 +56,7 @@ def submit_job(
     priority: o.Priority = None,
     deadline_sec: o.Deadline = None,
     budget_usd: o.Budget = None,
+    notify: o.Notify = None,
     local: o.Local = False,
     wait: o.Wait = False,
     timeout: o.Timeout = None,
@@ -72,7 +74,7 @@ def submit_job(
     """
     flags: dict[str, Any] = {
         "name": name, "tenant": tenant, "priority": priority,
-        "deadline_sec": deadline_sec, "budget_usd": budget_usd,
+        "deadline_sec": deadline_sec, "budget_usd": budget_usd, "notify": notify or None,
         "input.uri": input, "input.format": format, "input.prompt_column": prompt_column,
         "input.prompt_kind": prompt_kind, "input.id_column": id_column,
         "input.seed_column": seed_column, "input.sampling_column": sampling_column,
@@ -107,6 +109,7 @@ def submit_job(
         submit_scheduled(load_settings(), schedule, logical_time, wait, timeout, json)
         return
     spec, settings = build_spec(spec_file, flags), load_settings()
+    check_targets(settings, spec, local)
     if dry_run:
         from specbatch.jobs.cli.dry_run import show_plan
 

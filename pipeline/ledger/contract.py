@@ -42,6 +42,7 @@ from specbatch.schemas.figures import StoreFigures
 from specbatch.schemas.fingerprint import Models
 from specbatch.schemas.job_figures import GroupFigures, RowFigures
 from specbatch.schemas.job_progress import JobProgress
+from specbatch.schemas.notifications import Due, NotificationRow
 from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.presence import WorkerProcess
 from specbatch.schemas.provenance import Ticks
@@ -501,6 +502,27 @@ class Store(Protocol):
 
     def forget_silent_processes(self, patience_sec: float) -> int:
         """Forget processes that were silent for so long; return how many."""
+
+    # --- notifications ----------------------------------------------------------------------
+    def due_notifications(
+        self, targets: Collection[str], limit: int = 8, job_id: str | None = None
+    ) -> list[Due]:
+        """Those of these targets whose next attempt is due, the longest due first.
+
+        One is queued for each target of a job's spec in the transaction that ends or stops it.
+        """
+
+    def take_notification(self, one: Due, for_sec: float) -> bool:
+        """Whether this caller may send it now; for `for_sec` nobody else may."""
+
+    def note_sent(self, one: Due) -> None:
+        """Its target has it."""
+
+    def note_not_sent(self, one: Due, error: str, again_sec: float | None) -> None:
+        """Note why not. The next attempt is due in `again_sec` seconds; None: there is none."""
+
+    def notifications_of(self, job_id: str) -> list[NotificationRow]:
+        """All of a job, in the order of its events."""
 
     # --- schedules --------------------------------------------------------------------------
     def note_schedule_run(self, run: ScheduleRun, replaces: Collection[RunState] = ()) -> bool:

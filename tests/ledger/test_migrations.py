@@ -42,6 +42,7 @@ TABLES = {
     "tenants",
     "time_slices",
     "worker_processes",
+    "notifications",
     "worker_sessions",
 }
 
@@ -129,7 +130,7 @@ def test_a_migrated_database_needs_no_further_migration(url: str) -> None:
     assert migrate.current(url) is None
     assert check(url) != []
     migrate.upgrade(url)
-    assert migrate.current(url) == migrate.head() == "0016"
+    assert migrate.current(url) == migrate.head() == "0017"
     assert check(url) == []
 
 

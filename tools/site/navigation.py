@@ -18,6 +18,7 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
                 "vllm-run-batch",
                 "proposer",
                 "report",
+                "notifications",
                 "acceptance-falls",
                 "stop-and-go-on",
             ),

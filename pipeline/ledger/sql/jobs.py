@@ -30,7 +30,7 @@ from sqlalchemy import (
 
 from specbatch.pipeline.audit import accounts, entries
 from specbatch.pipeline.ledger import rules
-from specbatch.pipeline.ledger.sql import audit_log
+from specbatch.pipeline.ledger.sql import audit_log, notifications
 from specbatch.pipeline.ledger.sql.transactions import SERVER_TIME, Now, upsert
 from specbatch.schemas import mapper
 from specbatch.schemas.audit import EntryKind, Head, PublishedManifest
@@ -38,6 +38,7 @@ from specbatch.schemas.errors import JobNotFoundError
 from specbatch.schemas.fingerprint import Models
 from specbatch.schemas.masking import masked
 from specbatch.schemas.months import month_of
+from specbatch.schemas.notifications import Event
 from specbatch.schemas.numeric_class import NO_CHANGE, Change
 from specbatch.schemas.records import (
     JobRow,
@@ -206,18 +207,19 @@ def end_unpublished(
     """End the locked job as FAILED, and log it."""
     said = entries.ended(JobState.FAILED.value, error)
     head = audit_log.link(conn, now, job, EntryKind.FAILED, said, actor)
-    _end(conn, now, job.job_id, JobState.FAILED, error, head)
+    _end(conn, now, job, JobState.FAILED, error, head)
 
 
 def _end(
     conn: Connection,
     now: Now,
-    job_id: str,
+    job: Any,
     state: JobState,
     error: str | None,
     head: Mapping[str, Any],
 ) -> None:
     """End the locked job; groups that are still open become CANCELLED."""
+    job_id = job.job_id
     conn.execute(
         update(Group)
         .where(Group.job_id == job_id, group_is_open())
@@ -230,6 +232,7 @@ def _end(
         )
     )
     move(conn, now, job_id, Stage.END, state=state.value, error=error, finished_at=now, **head)
+    notifications.add(conn, now, job, head["log_number"], Event(state.value))
 
 
 # --- cancel and retry -----------------------------------------------------------------------
@@ -262,6 +265,8 @@ def request_cancel(
     # The first reason stays. It is not written again: without the key it reads as other words.
     known = {} if row.stop_reason else {"stop_reason": reason}
     head = audit_log.link(conn, now, row, kind, {"reason": reason})
+    if kind is EntryKind.STOPPED:
+        notifications.add(conn, now, row, head["log_number"], Event.STOPPED)
     move_if_done(conn, now, row.job_id, cancel_requested=True, **known, **head)
     return mapper.job_row(find(conn, row.job_id))
 
@@ -433,7 +438,7 @@ def finish(
     pinned = accounts.pinned(audit_log.accounts(conn, lease.job_id))
     said = entries.ended(state.value, error, manifest, pinned)
     head = audit_log.link(conn, now, job, EntryKind.PUBLISHED, said, lease.owner)
-    _end(conn, now, lease.job_id, state, error, head)
+    _end(conn, now, job, state, error, head)
 
 
 def note_action(

@@ -19,6 +19,7 @@ from specbatch.pipeline.ledger.sql import (
     jobs,
     learning,
     leases,
+    notifications,
     pinning,
     purging,
     reading,
@@ -285,6 +286,13 @@ class SqlStore:
     note_schedule_run = _writes(schedules.note)
     note_schedule_runs = _writes(schedules.note_all)
     schedule_runs = _reads(schedules.newest)
+
+    # --- notifications ----------------------------------------------------------------------
+    due_notifications = _reads_now(notifications.due)
+    take_notification = _writes(notifications.take)
+    note_sent = _writes(notifications.sent)
+    note_not_sent = _writes(notifications.not_sent)
+    notifications_of = _reads(notifications.of_job)
 
     # --- figures ----------------------------------------------------------------------------
     figures = _reads_now(sql_figures.figures)

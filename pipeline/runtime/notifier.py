@@ -1,0 +1,244 @@
+"""Tells targets of jobs' ends: signed webhooks, Slack, e-mail.
+
+The store keeps what is to be sent (`ledger/sql/notifications.py`). Each notification arrives at
+least once: a sender that dies after sending leaves it to be sent again. All attempts carry the
+same id, so receivers can leave out what they have. Webhooks are signed as Standard Webhooks ask
+(https://www.standardwebhooks.com): HMAC-SHA256 of `id.timestamp.body`, in `webhook-signature`.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import logging
+import smtplib
+import ssl
+import threading
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from email.message import EmailMessage
+from http.client import HTTPException
+from typing import Any
+from urllib.error import HTTPError
+from urllib.parse import unquote, urlsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+import orjson
+
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.schemas.errors import JobNotFoundError, ObjectError, StoreError, first_line
+from specbatch.schemas.notifications import Due, Event, Target
+from specbatch.schemas.privacy import PrivacyMode
+from specbatch.schemas.records import JobRow
+from specbatch.schemas.refusals import should_log
+
+log = logging.getLogger(__name__)
+
+INTERVAL_SEC = 2.0  # between two questions to the store
+ANSWER_SEC = 10.0  # for a target to answer
+TAKEN_SEC = 60.0  # after which another sender may send what this one took
+MOST_ATTEMPTS = 20  # within about ten hours
+_FIRST_RETRY_SEC, _MOST_RETRY_SEC = 5.0, 3600.0
+_MOST_ANSWER_BYTES = 1 << 16
+
+
+def retry_sec(attempts: int) -> float | None:
+    """Seconds to the next attempt after so many failed; None: it is given up."""
+    if attempts >= MOST_ATTEMPTS:
+        return None
+    return min(_MOST_RETRY_SEC, _FIRST_RETRY_SEC * 2.0 ** (attempts - 1))
+
+
+# --- what is said ---------------------------------------------------------------------------
+def message_of(due: Due, job: JobRow, store: Store) -> dict[str, Any]:
+    """The webhook's body: names and figures of the job, never a prompt or an output."""
+    progress = store.progress(job.job_id)
+    private = job.privacy is not PrivacyMode.FULL  # its errors may tell of its texts
+    return {
+        "id": due.event_id,
+        "type": f"job.{due.event.value}",
+        "at": datetime.fromtimestamp(due.at, UTC).isoformat(timespec="milliseconds"),
+        "job_id": job.job_id,
+        "name": job.name,
+        "tenant": job.tenant,
+        "state": job.state.value,
+        "reason": None if private else (job.error or job.stop_reason),
+        "rows_total": progress.rows_total,
+        "rows_done": progress.rows_done,
+        "rows_failed": progress.rows_failed,
+        "cost_usd": round(progress.cost_usd, 6),
+        "output_uri": job.output_uri,
+    }
+
+
+def sentence(said: Mapping[str, Any]) -> str:
+    """The same in words, for people."""
+    words = {
+        Event.DONE: "is done",
+        Event.PARTIAL: "is done in part",
+        Event.FAILED: "failed",
+        Event.CANCELLED: "was stopped, and what was finished is published",
+        Event.STOPPED: "reached a limit and stops",
+    }
+    event = Event(said["type"].removeprefix("job."))
+    rows = f"{said['rows_done']:,} of {said['rows_total']:,} rows"
+    rows += f", {said['rows_failed']:,} of them failed" if said["rows_failed"] else ""
+    reason = f"\nreason: {said['reason']}" if said["reason"] else ""
+    return (
+        f"specbatch job {said['name']} ({said['job_id']}) {words[event]}: {rows}, "
+        f"${said['cost_usd']:g}{reason}\noutput: {said['output_uri']}"
+    )
+
+
+# --- how it is sent -------------------------------------------------------------------------
+class _NoRedirects(HTTPRedirectHandler):
+    """A redirect would send the message to a place that nobody named."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+_OPENER = build_opener(_NoRedirects)
+
+
+def send(target: Target, said: Mapping[str, Any], now: float) -> None:
+    """Send one message. Raises `ObjectError` that says what to look at, never the address."""
+    if target.url:
+        _post(target.url, *_signed(said, target.secret, now))
+    elif target.slack:
+        _post(target.slack, orjson.dumps({"text": _for_slack(sentence(said))}), {})
+    else:
+        _mail(target, said)
+
+
+def _signed(
+    said: Mapping[str, Any], secret: str | None, now: float
+) -> tuple[bytes, dict[str, str]]:
+    """The body and its headers."""
+    body, event_id, at = orjson.dumps(said), str(said["id"]), str(int(now))
+    headers = {"webhook-id": event_id, "webhook-timestamp": at}
+    if secret is not None:
+        headers["webhook-signature"] = signature(secret, event_id, at, body)
+    return body, headers
+
+
+def signature(secret: str, event_id: str, at: str, body: bytes) -> str:
+    key = base64.b64decode(secret.removeprefix("whsec_"))
+    mac = hmac.new(key, b".".join((event_id.encode(), at.encode(), body)), hashlib.sha256)
+    return "v1," + base64.b64encode(mac.digest()).decode()
+
+
+def _for_slack(text: str) -> str:
+    """Its three control characters, escaped: a name must not make a link or call a channel."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _post(url: str, body: bytes, headers: Mapping[str, str]) -> None:
+    host = urlsplit(url).hostname
+    asked = Request(url, data=body, headers={"Content-Type": "application/json", **headers})
+    try:
+        with _OPENER.open(asked, timeout=ANSWER_SEC) as answer:
+            answer.read(_MOST_ANSWER_BYTES)
+    except HTTPError as error:
+        raise ObjectError(f"{host} refuses with HTTP status {error.code}") from None
+    except (OSError, HTTPException, ValueError) as error:
+        raise ObjectError(f"{host} does not answer: {first_line(error)}") from None
+
+
+def _mail(target: Target, said: Mapping[str, Any]) -> None:
+    assert target.smtp is not None
+    server = urlsplit(target.smtp)
+    mail = EmailMessage()
+    mail["Subject"] = f"specbatch: job {said['name']} {said['type'].removeprefix('job.')}"
+    mail["From"], mail["To"] = target.sender, ", ".join(target.email)
+    mail["Message-ID"] = f"<{said['id']}@specbatch>"
+    mail.set_content(sentence(said))
+    secure = server.scheme == "smtps"
+    kind = smtplib.SMTP_SSL if secure else smtplib.SMTP
+    port = server.port or (465 if secure else 587)
+    try:
+        with kind(server.hostname or "", port, timeout=ANSWER_SEC) as smtp:
+            if not secure and smtp.has_extn("starttls"):
+                smtp.starttls(context=ssl.create_default_context())
+            if server.username:
+                smtp.login(unquote(server.username), unquote(server.password or ""))
+            smtp.send_message(mail)
+    except (OSError, smtplib.SMTPException) as error:
+        raise ObjectError(f"{server.hostname} takes no mail: {first_line(error)}") from None
+
+
+# --- the thread -----------------------------------------------------------------------------
+class Notifier:
+    """Sends what is due, in a thread of its own, and once more at its end."""
+
+    def __init__(
+        self,
+        store: Store,
+        targets: Mapping[str, Target],
+        only_job: str | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`only_job`: send notifications of no other job."""
+        self._store = store
+        self._targets = targets
+        self._only_job = only_job
+        self._clock = clock
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="notifier", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """What ended just now is sent before."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join(2 * ANSWER_SEC)
+
+    def send_due(self) -> int:
+        """Send what is due now; returns how many were sent. Raises `StoreError`."""
+        due = self._store.due_notifications(self._targets, job_id=self._only_job)
+        return sum(self._send(one) for one in due)
+
+    def _send(self, one: Due) -> bool:
+        target = self._targets[one.target]
+        if one.event not in target.events:
+            self._store.note_not_sent(one, "the target does not want this event", None)
+            return False
+        if not self._store.take_notification(one, TAKEN_SEC):
+            return False  # another sender has it
+        try:
+            job = self._store.get_job(one.job_id)
+        except JobNotFoundError:
+            return False
+        about = {"job": one.job_id}
+        try:
+            send(target, message_of(one, job, self._store), self._clock())
+        except ObjectError as error:
+            again = retry_sec(one.attempts + 1)
+            self._store.note_not_sent(one, str(error), again)
+            then = "it is given up" if again is None else f"the next attempt is in {again:g} s"
+            log.warning(
+                "could not notify %s that job %s is %s: %s; %s",
+                *(one.target, one.job_id, one.event.value, error, then),
+                extra=about,
+            )
+            return False
+        self._store.note_sent(one)
+        log.info("notified %s: job %s is %s", one.target, one.job_id, one.event.value, extra=about)
+        return True
+
+    def _run(self) -> None:
+        while True:
+            stopping = self._stop.wait(INTERVAL_SEC)
+            try:
+                self.send_due()
+            except StoreError as error:
+                if should_log(error):
+                    log.warning("could not read what is to be notified; will retry: %s", error)
+            except Exception:
+                log.exception("could not notify; will retry")
+            if stopping:
+                return

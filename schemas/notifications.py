@@ -1,0 +1,108 @@
+"""Who is told of a job's end: targets, the events they hear of, and what waits to be sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from specbatch.schemas.errors import UsageError
+
+FILE = "SPECBATCH_NOTIFY_FILE"
+NAME_PATTERN = r"^[\w.-]{1,64}$"
+
+
+class Event(StrEnum):
+    """What happened to a job."""
+
+    DONE = "done"
+    PARTIAL = "partial"  # published, and some rows have no completion
+    FAILED = "failed"
+    CANCELLED = "cancelled"  # published after a stop, with what was finished
+    STOPPED = "stopped"  # its deadline or budget is reached: it ends soon
+
+
+class Due(NamedTuple):
+    """One notification that is to be sent now."""
+
+    job_id: str
+    number: int  # of the event's entry in the job's audit log
+    target: str
+    event: Event
+    at: float  # of the event, in seconds since the epoch
+    attempts: int  # so far
+
+    @property
+    def event_id(self) -> str:
+        """The same for every attempt and target: receivers know by it what they have."""
+        return f"{self.job_id}-{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class NotificationRow:
+    """One notification in the store."""
+
+    target: str
+    event: Event
+    at: float
+    attempts: int
+    due_at: float | None  # None: it was sent, or given up
+    sent_at: float | None
+    error: str | None  # of the last attempt
+
+
+class Target(BaseModel):
+    """One entry of the file that `SPECBATCH_NOTIFY_FILE` names. Exactly one place to send to."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    url: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")  # a webhook
+    secret: str | None = Field(default=None, pattern=r"^whsec_[A-Za-z0-9+/=]{16,}$")
+    slack: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")
+    email: tuple[str, ...] = ()
+    smtp: str | None = Field(default=None, pattern=r"^smtps?://[^\s]+$")
+    sender: str | None = Field(default=None, pattern=r"^[^\s@]+@[^\s@]+$")
+    events: tuple[Event, ...] = tuple(Event)
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Target:
+        if sum(map(bool, (self.url, self.slack, self.email))) != 1:
+            raise ValueError("name exactly one of url, slack and email")
+        if self.secret is not None and self.url is None:
+            raise ValueError("secret goes with url: only webhooks are signed")
+        if bool(self.email) != (self.smtp is not None and self.sender is not None):
+            raise ValueError("email needs smtp and sender, and they need email")
+        return self
+
+    @property
+    def kind(self) -> Literal["webhook", "slack", "email"]:
+        return "webhook" if self.url else "slack" if self.slack else "email"
+
+
+def load_targets(path: str) -> Mapping[str, Target]:
+    """The targets of a YAML file by name. Raises `UsageError` that names the entry."""
+    try:
+        values: Any = yaml.safe_load(Path(path).read_text())
+    except OSError as error:
+        raise UsageError(f"{FILE} names {path}, which cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError):
+        raise UsageError(f"{FILE} names {path}, which is not YAML") from None
+    if not isinstance(values, dict):
+        raise UsageError(f"{path} must map names to targets, such as `ops: {{url: https://…}}`")
+    return {str(name): _target(path, str(name), value) for name, value in values.items()}
+
+
+def _target(path: str, name: str, value: object) -> Target:
+    try:
+        return Target.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        what = first["msg"].removeprefix("Value error, ")
+        if first["loc"]:
+            what = f"{'.'.join(map(str, first['loc']))}: {what}"
+        raise UsageError(f"target {name} of {path}: {what}") from None
