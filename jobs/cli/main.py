@@ -9,6 +9,7 @@ from specbatch.jobs.cli.chaos import chaos
 from specbatch.jobs.cli.console import new_app, run
 from specbatch.jobs.cli.cost import cost
 from specbatch.jobs.cli.demo import demo
+from specbatch.jobs.cli.doctor import doctor
 from specbatch.jobs.cli.export import export
 from specbatch.jobs.cli.jobs import jobs
 from specbatch.jobs.cli.migrate import migrate
@@ -48,6 +49,7 @@ for command in (
     notify,
     migrate,
     settings,
+    doctor,
 ):
     app.command()(command)
 
