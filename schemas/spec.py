@@ -203,7 +203,7 @@ class InputSpec(Part):
 
 
 class OutputSpec(Part):
-    """Where results go."""
+    """Where results go: completions into `data` below it, everything else beside."""
 
     uri: Uri = Field(min_length=1, description="folder or s3:// prefix; must not hold another job")
 

@@ -1,6 +1,6 @@
-"""The published output of a job: Parquet part files, then `manifest.json`.
+"""The published output of a job: Parquet parts in `data/`, and at the end `manifest.json`.
 
-Columns of `part-00000.parquet` and its successors, one row per (input row, sample), in input order:
+Columns of `data/part-00000.parquet` and so on, one row per (input row, sample), in input order:
 
     id                 string   the row's id; null when the row had none that could be read
     row_index          int64    number of the input row, from 0
@@ -21,8 +21,9 @@ Columns of `part-00000.parquet` and its successors, one row per (input row, samp
     numeric_class      string   the class in which the tokens were decided; null if unknown
 
 A quarantined row has finish_reason "error", sample_index 0 and null in the columns that do not
-apply. For OpenAI batch input `output.jsonl` and `errors.jsonl` are written as well
-(`openai.py`). Of a job that was stopped there is also `remainder-<job>.parquet` with all
+apply. Nothing else is in `data/`, so that any reader of Parquet opens the folder. Beside it, for
+OpenAI batch input, `output.jsonl` and `errors.jsonl` are written as well (`openai.py`). Of a job
+that was stopped there is also `remainder-<job>.parquet` with all
 unfinished rows, and the spec for them (`pipeline/stages/remainder.py`). `_specbatch_job.json` names
 the job that owns the location; a location without `manifest.json` is not finished, and writing it
 again is safe.
@@ -49,6 +50,7 @@ from specbatch.pipeline.outputs.names import (
     MARKER,
     OPENAI,
     is_part,
+    is_read_as_data,
     owner_of,
     part_name,
     remainder_names,
@@ -56,6 +58,7 @@ from specbatch.pipeline.outputs.names import (
 from specbatch.pipeline.outputs.openai import OpenAIFiles
 from specbatch.pipeline.storage.objects import Objects, explained, join, tidy
 from specbatch.schemas import arrow
+from specbatch.schemas.audit import DATA_FOLDER
 from specbatch.schemas.crash_points import CrashPoint, reach
 from specbatch.schemas.errors import ObjectError, OutputError
 from specbatch.schemas.exports import WrittenFile
@@ -114,6 +117,7 @@ class OutputWriter:
             raise self._taken(owner)
         if "://" not in self._uri:
             check_writable(Path(self._uri))
+            check_writable(Path(self._uri, DATA_FOLDER))
 
     def claim(self) -> None:
         """Claim the location for this job; an earlier claim of the same job is fine.
@@ -208,38 +212,37 @@ class OutputWriter:
         number, first = 0, next(rows, None)
         while first is not None or number == 0:
             rest = islice(rows, self._rows_per_part - 1)
-            path = folder / part_name(number)
+            path, name = folder / "part", part_name(number)
             count = _write_part(path, chain([first], rest) if first is not None else iter(()))
-            yield self._publish(path, path.name, count)
+            yield self._publish(path, name, count)
             number, first = number + 1, next(rows, None)
 
     def _publish(self, path: Path, name: str, rows: int) -> WrittenFile:
         reach(CrashPoint.UPLOAD)
         self._still_mine()
-        artefact = self._objects.put_file(join(self._uri, name), path)
+        # A temporary file of a killed process must not be where readers look for parts.
+        artefact = self._objects.put_file(join(self._uri, name), path, staging=self._uri)
         path.unlink()
         return WrittenFile(name, rows, artefact.size_bytes, artefact.sha256)
 
     def _delete_leftovers(self, keep: set[str]) -> None:
         """Delete surplus parts and other files of an earlier attempt of this job."""
-        for name in (self._part_names() | remainder_names(self._job_id)) - keep:
+        parts = set(filter(is_part, self._names()))
+        for name in (parts | remainder_names(self._job_id)) - keep:
             self._objects.delete(join(self._uri, name))
 
     def _refuse_foreign_files(self) -> None:
-        names = self._part_names()
-        names |= {
-            name for name in (MANIFEST, *OPENAI) if self._objects.exists(join(self._uri, name))
-        }
-        if names:
+        reserved = (MANIFEST, *OPENAI)
+        taken = [n for n in self._names() if n in reserved or is_part(n) or is_read_as_data(n)]
+        if taken:
             raise OutputError(
-                f"output {self._uri} already holds {min(names)}, not written by this job; "
+                f"output {self._uri} already holds {min(taken)}, not written by this job; "
                 "choose another location or remove it"
             )
 
-    def _part_names(self) -> set[str]:
+    def _names(self) -> list[str]:
         root = self._uri.rstrip("/") + "/"
-        names = (info.uri.removeprefix(root) for info in self._objects.list(root))
-        return {name for name in names if is_part(name)}
+        return [info.uri.removeprefix(root) for info in self._objects.list(root)]
 
 
 def _unasked() -> None:

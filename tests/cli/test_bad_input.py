@@ -26,7 +26,7 @@ BAD_FLAGS = {
     "pickle weights": (["--verifier", "pickled"], "only pickle weights (pytorch_model.bin)"),
     "output is a file": (["--output", "prompts.parquet"], "is a file; name a folder"),
     "output cannot be made": (["--output", "prompts.parquet/x"], "cannot be"),
-    "output has parts": (["--output", "taken"], "already holds part-00000.parquet"),
+    "output has parts": (["--output", "taken"], "already holds data/part-00000.parquet"),
     "temperature": (["--temperature", "-1"], "`sampling.temperature`"),
     "top_p": (["--top-p", "1.5"], "`sampling.top_p`"),
     "dtype": (["--dtype", "float8"], "'auto', 'bfloat16', 'float16' or 'float32'"),
@@ -85,8 +85,8 @@ def things(folder: Path, tiny_pair: TinyPair) -> Path:
         config = folder / name / "config.json"
         config.write_text(json.dumps(json.loads(config.read_text()) | changes))
     (folder / "pickled" / "model.safetensors").rename(folder / "pickled" / "pytorch_model.bin")
-    (folder / "taken").mkdir()
-    (folder / "taken" / "part-00000.parquet").touch()
+    (folder / "taken" / "data").mkdir(parents=True)
+    (folder / "taken" / "data" / "part-00000.parquet").touch()
     return folder
 
 

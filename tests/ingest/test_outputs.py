@@ -138,7 +138,13 @@ def test_another_jobs_output_is_refused(place: tuple[Objects, str]) -> None:
         OutputWriter(objects, uri, "job-b").claim()
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "part-00000.parquet", "output.jsonl"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("manifest.json", "output.jsonl", "data/part-00000.parquet"),
+        *("part-00000.parquet", "data/prompts.parquet", "data/more/rows.csv"),
+    ],
+)
 def test_output_files_without_a_marker_are_refused(place: tuple[Objects, str], name: str) -> None:
     objects, uri = place
     objects.put_bytes(f"{uri}/{name}", b"old")
@@ -148,7 +154,8 @@ def test_output_files_without_a_marker_are_refused(place: tuple[Objects, str], n
 
 def test_unrelated_files_do_not_stand_in_the_way(place: tuple[Objects, str]) -> None:
     objects, uri = place
-    objects.put_bytes(f"{uri}/notes.txt", b"hello")
+    for name in ("notes.txt", "prompts.parquet", "data/.DS_Store", "data2/rows.parquet"):
+        objects.put_bytes(f"{uri}/{name}", b"hello")
     OutputWriter(objects, uri, "job-a").claim()
 
 
@@ -226,11 +233,60 @@ def test_a_crash_before_the_manifest_leaves_the_run_repeatable(place: tuple[Obje
         read_output(uri, objects)
     OutputWriter(objects, uri, "job-a", rows_per_part=5).write(COMPLETIONS, REJECTED)
     assert read_output(uri, objects).num_rows == 6
-    names = [info.uri.rpartition("/")[2] for info in objects.list(uri + "/")]
-    assert sorted(n for n in names if n.startswith("part-")) == [
-        "part-00000.parquet",
-        "part-00001.parquet",
-    ]
+    assert parts(objects, uri) == ["data/part-00000.parquet", "data/part-00001.parquet"]
+
+
+def parts(objects: Objects, uri: str) -> list[str]:
+    names = [info.uri.removeprefix(f"{uri}/") for info in objects.list(f"{uri}/")]
+    return sorted(name for name in names if "part-" in name)
+
+
+def as_earlier_versions_wrote(objects: Objects, uri: str) -> None:
+    """An output of one part, beside its manifest."""
+    OutputWriter(objects, uri, "job-a").write(COMPLETIONS, REJECTED)
+    manifest = orjson.loads(objects.get_bytes(f"{uri}/manifest.json"))
+    (part,) = manifest["parts"]
+    data = objects.get_bytes(f"{uri}/{part['name']}")
+    objects.delete(f"{uri}/{part['name']}")
+    part["name"] = part["name"].removeprefix("data/")
+    objects.put_bytes(f"{uri}/{part['name']}", data)
+    objects.put_bytes(f"{uri}/manifest.json", orjson.dumps(manifest))
+
+
+def test_an_output_of_an_earlier_version_is_read_and_replaced(place: tuple[Objects, str]) -> None:
+    objects, uri = place
+    as_earlier_versions_wrote(objects, uri)
+    assert parts(objects, uri) == ["part-00000.parquet"]
+    assert read_output(uri, objects).num_rows == 6
+    with pytest.raises(OutputError, match="holds job job-a"):
+        OutputWriter(objects, uri, "job-b").claim()
+    OutputWriter(objects, uri, "job-a").write(COMPLETIONS, REJECTED)
+    assert parts(objects, uri) == ["data/part-00000.parquet"]
+    assert read_output(uri, objects).num_rows == 6
+
+
+def test_a_killed_writer_leaves_nothing_where_readers_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Polars opens every file of a folder, and stumbles over one that is no Parquet."""
+
+    class Killed(BaseException):
+        """Nothing is tidied up."""
+
+    def die(path: Path, *_: object) -> None:
+        if path.name.endswith(".tmp") and "part-" in path.name:
+            raise Killed
+
+    uri = tmp_path / "out"
+    writer = OutputWriter(Objects(), str(uri), "job-a")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", die)
+        patch.setattr(Path, "unlink", lambda *_, **__: None)
+        with pytest.raises(Killed):
+            writer.write(COMPLETIONS, REJECTED)
+    (left,) = uri.rglob(".part-*.tmp")
+    assert left.parent == uri
+    assert list((uri / "data").iterdir()) == []
 
 
 def test_writing_again_takes_the_old_manifest_away_first(tmp_path: Path) -> None:
@@ -249,7 +305,7 @@ def test_writing_again_takes_the_old_manifest_away_first(tmp_path: Path) -> None
 def test_a_damaged_part_is_noticed_when_read(tmp_path: Path) -> None:
     uri = str(tmp_path / "out")
     OutputWriter(Objects(), uri, "job-a").write(COMPLETIONS, REJECTED)
-    part = tmp_path / "out" / "part-00000.parquet"
+    part = tmp_path / "out" / "data" / "part-00000.parquet"
     data = bytearray(part.read_bytes())
     data[len(data) // 2] ^= 1
     part.write_bytes(bytes(data))
@@ -259,7 +315,7 @@ def test_a_damaged_part_is_noticed_when_read(tmp_path: Path) -> None:
 
 def test_parts_are_ordinary_parquet(tmp_path: Path) -> None:
     OutputWriter(Objects(), str(tmp_path), "job-a").write(COMPLETIONS, [], info={"name": "n"})
-    table = pq.read_table(tmp_path / "part-00000.parquet")
+    table = pq.read_table(tmp_path / "data")
     assert table.num_rows == 4
     assert orjson.loads((tmp_path / "manifest.json").read_bytes())["info"] == {"name": "n"}
 
