@@ -47,7 +47,7 @@ def finish(client: Client, job_id: str, json: bool, otherwise: int = 0) -> NoRet
         print_summary(client, job_id)
         say(f"output: {job.output_uri}")
         if (data := data_uri(job.output_uri, job.state)) is not None:
-            say(f"data:   {data} (Parquet)")
+            say(f"data:   {data}")
     leave(job, otherwise)
 
 

@@ -1,8 +1,8 @@
 """Names of the files of a job's output, and the owner of a location.
 
-Completions are in a folder of their own, `data/part-00000.parquet` and so on, so that every reader
-of Parquet opens it. All other files lie beside it. Earlier versions wrote the parts beside it too:
-such an output is still read, audited and purged.
+Completions are in a folder of their own, `data/part-00000.parquet` (or `.jsonl`) and so on, so that
+every reader of the format opens it. All other files lie beside it. Earlier versions wrote the parts
+there too: such an output is still read, audited and purged.
 
 Imports no pyarrow, because a purge uses these names to delete what an unfinished publication left.
 """
@@ -16,6 +16,7 @@ import orjson
 from specbatch.pipeline.storage.objects import Objects, join
 from specbatch.schemas.audit import DATA_FOLDER, MANIFEST_NAME
 from specbatch.schemas.errors import ObjectError
+from specbatch.schemas.spec import OutputFormat
 
 MARKER = "_specbatch_job.json"
 MANIFEST = MANIFEST_NAME
@@ -24,13 +25,15 @@ OPENAI = ("output.jsonl", "errors.jsonl")
 LISTED = ("parts", "openai_files", "remainder")  # keys of a manifest that list files
 _PART = "part-"
 # Only these: others write `part-00000-….snappy.parquet` into the same folder.
-_PART_NAME = re.compile(rf"(?:{DATA_FOLDER}/)?{_PART}[0-9]{{5,}}\.parquet")
+_PART_NAME = re.compile(
+    rf"{DATA_FOLDER}/{_PART}[0-9]{{5,}}\.(parquet|jsonl)|{_PART}[0-9]{{5,}}\.parquet"
+)
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{32}\.tmp")  # as `LocalObjects` writes beside a file
 
 
-def part_name(number: int) -> str:
+def part_name(number: int, kind: OutputFormat = "parquet") -> str:
     """Relative to the manifest, as are all names here."""
-    return f"{DATA_FOLDER}/{_PART}{number:05d}.parquet"
+    return f"{DATA_FOLDER}/{_PART}{number:05d}.{kind}"
 
 
 def is_part(name: str) -> bool:
@@ -68,6 +71,7 @@ def is_written(name: str, job_id: str) -> bool:
     """Whether the job writes a file of that name, finished or not."""
     if unfinished := _TEMPORARY.fullmatch(name):
         name = unfinished[1]
+        return is_published(name, job_id) or is_part(f"{DATA_FOLDER}/{name}")
     return is_published(name, job_id)
 
 

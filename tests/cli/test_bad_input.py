@@ -57,6 +57,7 @@ BAD_FLAGS = {
         "needs drafts, and depth is off",
     ),
     "format": (["--format", "csv"], "'auto', 'parquet', 'jsonl' or 'openai'"),
+    "output format": (["--output-format", "csv"], "`output.format`"),
     "prompt kind": (["--prompt-kind", "audio"], "'text', 'token_ids' or 'messages'"),
     "stop ids": (["--stop-token-ids", "1,x"], "`sampling.stop_token_ids.1`"),
     "min above max": (["--min-tokens", "9"], "min_tokens 9 is above max_tokens 6"),

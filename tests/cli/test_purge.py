@@ -259,16 +259,22 @@ def test_a_publication_that_was_never_finished_goes_with_the_output(
     (out / "manifest.json").unlink()
     (out / "_specbatch_job.json").write_text(json.dumps({"job_id": owner}))
     of_job = [
-        *("data/part-00001.parquet", "output.jsonl", "errors.jsonl"),
+        *("data/part-00001.parquet", "data/part-00001.jsonl", "output.jsonl", "errors.jsonl"),
         "part-00001.parquet",  # of an earlier version
         *(f"remainder-{JOB}.parquet", f"remainder-{JOB}.yaml"),
         *(f".part-00002.parquet.{hexadecimal}.tmp", f".output.jsonl.{hexadecimal}.tmp"),
+        f".part-00003.jsonl.{hexadecimal}.tmp",
     ]
     foreign = [
         *("part-00000-1f0e-c000.snappy.parquet", "part-clean.parquet", "part-1.parquet"),
         *("mine.txt", "party.parquet", "part-00000.csv", "remainder-another.parquet"),
         *(f".mine.txt.{hexadecimal}.tmp", ".part-00000.parquet.swp", "sub/part-00000.parquet"),
-        *("data/mine.txt", "data/part-1.parquet", "data/more/part-00000.parquet"),
+        *(
+            "data/mine.txt",
+            "data/part-1.parquet",
+            "part-00000.jsonl",
+            "data/more/part-00000.parquet",
+        ),
     ]
     (out / "sub").mkdir()
     for name in (*of_job, *foreign):

@@ -57,8 +57,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs have several parts."""
-    init = outputs.OutputWriter.__init__
-    monkeypatch.setattr(init, "__defaults__", (5,))
+    monkeypatch.setattr(outputs, "ROWS_PER_PART", 5)
 
 
 def as_requests(folder: Path) -> None:
@@ -103,6 +102,21 @@ def test_every_reader_opens_what_a_job_leaves(
     assert sorted(path.name for path in Path(left["data"]).iterdir()) == parts
     for reader in READERS:
         assert reader(left["data"]) == (12, OUTPUT.names), reader.__name__
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_readers_of_json_lines_open_what_a_job_leaves(cli: Any, job: Any) -> None:
+    flags = ["--local", "--json", "--output-format", "jsonl"]
+    folder = cli("submit-job", *job, *flags).json["data"]
+    parts = [f"part-{number:05d}.jsonl" for number in range(3)]
+    assert sorted(path.name for path in Path(folder).iterdir()) == parts
+    opened = {
+        "polars": pl.scan_ndjson(f"{folder}/*.jsonl").collect(),
+        "duckdb": duckdb.read_json(f"{folder}/*.jsonl"),
+        "datasets": datasets.load_dataset(folder, split="train"),
+    }
+    for name, table in opened.items():
+        assert (table.shape[0], table.shape[1]) == (12, len(OUTPUT.names)), name
 
 
 def test_every_reader_opens_each_set_of_a_folder_of_exports(cli: Any, job: Any) -> None:

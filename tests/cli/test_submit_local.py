@@ -84,7 +84,7 @@ def test_people_get_a_summary_and_the_output(cli: Any, job: Any, folder: Path) -
     done = cli("submit-job", *job, "--local", "--wait")
     assert done.code == 0
     assert "measured speed-up over depth 0" in done.out
-    assert f"output: {folder / 'out'}data:   {folder / 'out' / 'data'} (Parquet)" in "".join(
+    assert f"output: {folder / 'out'}data:   {folder / 'out' / 'data'}" in "".join(
         done.out.splitlines()
     )
 

@@ -14,6 +14,7 @@ from ingest.making import completion
 
 from specbatch.pipeline.outputs.outputs import OutputWriter, read_manifest, read_output
 from specbatch.pipeline.storage.objects import Objects
+from specbatch.schemas.arrow import OUTPUT
 from specbatch.schemas.errors import FencedError, ObjectError, OutputError
 from specbatch.schemas.records import CompletionRecord, FinishReason, RejectedRow
 
@@ -318,6 +319,25 @@ def test_parts_are_ordinary_parquet(tmp_path: Path) -> None:
     table = pq.read_table(tmp_path / "data")
     assert table.num_rows == 4
     assert orjson.loads((tmp_path / "manifest.json").read_bytes())["info"] == {"name": "n"}
+
+
+def test_parts_as_json_lines_have_the_same_rows(place: tuple[Objects, str]) -> None:
+    objects, uri = place
+    odd = completion(5, top_logprobs=(((), ()),) * 3, logprobs=(-0.5, math.nan, 0.0))
+    given = [*COMPLETIONS, completion(4, 1, text='a "b"\n\u2028é'), odd]
+    manifest = OutputWriter(objects, uri, "job-a", 4, "jsonl").write(given, REJECTED)
+    names = ["data/part-00000.jsonl", "data/part-00001.jsonl"]
+    assert [part.name for part in manifest.parts] == parts(objects, uri) == names
+    rows = [row for name in names for row in lines(objects, f"{uri}/{name}")]
+    assert [list(row) for row in rows] == [OUTPUT.names] * 8
+    assert rows[2] == {**dict.fromkeys(OUTPUT.names), "row_index": 1, "sample_index": 0,
+                       "finish_reason": "error", "error": "bad_json: no JSON"}  # fmt: skip
+    OutputWriter(objects, f"{uri}-2", "job-a").write(given, REJECTED)
+    expected = read_output(f"{uri}-2", objects).to_pylist()
+    (nan,) = (row for row in expected if row["row_index"] == 5)
+    assert math.isnan(nan["logprobs"][1])
+    nan["logprobs"][1] = None  # JSON has no NaN
+    assert read_output(uri, objects).to_pylist() == expected
 
 
 def test_openai_files_hold_one_line_per_request(place: tuple[Objects, str]) -> None:
