@@ -24,7 +24,7 @@ from specbatch.pipeline.bootstrap import make_client, make_store, patient
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.operations.spec_input import build_spec, parse_spec, resolved_spec
 from specbatch.pipeline.runtime.client import Client
-from specbatch.schemas.audit import MANIFEST_NAME
+from specbatch.schemas.audit import DATA_FOLDER, MANIFEST_NAME
 from specbatch.schemas.records import JobState
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec
@@ -32,7 +32,6 @@ from specbatch.schemas.spec import JobSpec
 log = logging.getLogger(__name__)
 
 FAILED_ALONE = "failed"  # the word for a row that failed by itself, beside the quarantine codes
-_WITH_OUTPUT = (JobState.DONE, JobState.PARTIAL, JobState.CANCELLED)
 
 Spec = JobSpec | Mapping[str, Any] | str | Path
 
@@ -80,7 +79,8 @@ class Outcome:
     compute_sec: float
     wall_sec: float | None
     output_uri: str
-    manifest_uri: str | None  # None: nothing was published, or nothing yet
+    data_uri: str | None  # completions and nothing else; None: none were published, or not yet
+    manifest_uri: str | None  # the same
     quarantined: Mapping[str, int] = field(default_factory=dict)  # rows by the reason's code
     failed_groups: int = 0  # units that a retry would do again
     error: str | None = None
@@ -165,7 +165,8 @@ class JobClient:
             compute_sec=progress.compute_sec,
             wall_sec=wall_sec,
             output_uri=job.output_uri,
-            manifest_uri=f"{output}/{MANIFEST_NAME}" if progress.state in _WITH_OUTPUT else None,
+            data_uri=f"{output}/{DATA_FOLDER}" if progress.state.has_output else None,
+            manifest_uri=f"{output}/{MANIFEST_NAME}" if progress.state.has_output else None,
             quarantined=dict(quarantined.most_common()),
             failed_groups=len(failed),
             error=job.error,

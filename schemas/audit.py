@@ -63,6 +63,7 @@ class LogEntry:
 
 
 MANIFEST_NAME = "manifest.json"  # in the folder or prefix of the output
+DATA_FOLDER = "data"  # below it: completions and nothing else, so that any reader opens it
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,11 @@ class JobState(StrEnum):
     def is_final(self) -> bool:
         return self not in (JobState.QUEUED, JobState.RUNNING)
 
+    @property
+    def has_output(self) -> bool:
+        """Whether an output was certainly published; that of a failed job need not exist."""
+        return self in (JobState.DONE, JobState.PARTIAL, JobState.CANCELLED)
+
 
 class Stage(StrEnum):
     """The next step of a unit of work.

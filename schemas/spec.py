@@ -203,10 +203,16 @@ class InputSpec(Part):
         return self
 
 
+OutputFormat = Literal["parquet", "jsonl"]
+
+
 class OutputSpec(Part):
-    """Where results go."""
+    """Where results go: completions into `data` below it, everything else beside."""
 
     uri: Uri = Field(min_length=1, description="folder or s3:// prefix; must not hold another job")
+    format: OutputFormat = Field(
+        default="parquet", description="of the completions: Parquet, or one JSON object per line"
+    )
 
 
 class SamplingSpec(Part):

@@ -19,7 +19,7 @@ from specbatch.pipeline.outputs.outputs import read_manifest, read_output
 from specbatch.pipeline.policy.costs.balance import Amount, Sheet, at, by_kind
 from specbatch.pipeline.stages.publish import with_unfinished_rows
 from specbatch.pipeline.storage.artefacts import read_prompts
-from specbatch.pipeline.storage.objects import Objects, join
+from specbatch.pipeline.storage.objects import Objects, join, tidy
 from specbatch.pipeline.storage.workspace import read_own
 from specbatch.schemas.errors import SpecbatchError
 from specbatch.schemas.provenance import TimeKind
@@ -201,7 +201,8 @@ def _of_output(
         rows = outcomes(job.output_uri, objects)
         manifest = read_manifest(job.output_uri, objects)
         listed = {file.name for file in (*manifest.parts, *manifest.remainder)}
-        there = {info.uri.rsplit("/", 1)[-1] for info in objects.list(join(job.output_uri, ""))}
+        root = join(tidy(job.output_uri), "")
+        there = {info.uri.removeprefix(root) for info in objects.list(root)}
         there = {name for name in there if not name.startswith(".")}  # half a file of a killed one
     except SpecbatchError as error:
         yield f"the output of a job that is {job.state}: {error}"

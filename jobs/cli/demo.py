@@ -26,7 +26,7 @@ from rich.text import Text
 from specbatch.jobs.cli.connect import load_settings, silent
 from specbatch.jobs.cli.console import complain, out, remark, say, show_whole
 from specbatch.jobs.cli.cost import cost_of, signed_usd
-from specbatch.jobs.cli.outcome import leave, print_summary, summary_of
+from specbatch.jobs.cli.outcome import data_uri, leave, print_summary, summary_of
 from specbatch.pipeline.observe.terminal.summary import JobSummary
 from specbatch.pipeline.operations.spec_input import build_spec
 from specbatch.pipeline.policy.costs.balance import Amount, Sheet, leased, sessions_sheet
@@ -319,8 +319,7 @@ def show_examples(spec: JobSpec, tokenizer: TextTokenizer, records: list[Complet
 def say_where(folder: Path, specs: Sequence[JobSpec]) -> None:
     """The paths a user wants next."""
     for spec in specs:
-        for part in sorted(Path(spec.output.uri).glob("part-*.parquet")):
-            say(f"output:   {part}")
+        say(f"output:   {data_uri(spec.output.uri, JobState.DONE)}")
     say(f"database: {folder / 'specbatch.db'}")
 
 
@@ -365,12 +364,11 @@ def _prompts(spec: JobSpec) -> dict[str, str]:
 
 def _outputs(spec: JobSpec) -> dict[str, list[Any]]:
     """What was decided for each row, by its id."""
-    found: dict[str, list[Any]] = {}
-    for part in sorted(Path(spec.output.uri).glob("part-*.parquet")):
-        table = _read(part, "id", "text", "token_ids", "logprobs", "finish_reason")
-        for row_id, *rest in zip(*(column.to_pylist() for column in table.columns), strict=True):
-            found[row_id] = rest
-    return found
+    from specbatch.pipeline.outputs.outputs import read_output
+
+    names = ["id", "text", "token_ids", "logprobs", "finish_reason"]
+    columns = (column.to_pylist() for column in read_output(spec.output.uri).select(names).columns)
+    return {row_id: rest for row_id, *rest in zip(*columns, strict=True)}
 
 
 def _read(path: Path, *columns: str) -> pa.Table:

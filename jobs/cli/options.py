@@ -37,6 +37,9 @@ SamplingColumn = Annotated[
 ]
 
 Output = Annotated[Text, _option("--output", "folder or s3:// prefix for the results", _OUT)]
+OutputFormat = Annotated[
+    Text, _option("--output-format", "of the completions: parquet or jsonl", _OUT)
+]
 
 Verifier = Annotated[Text, _option("--verifier", "model that decides: folder or hub id", _MODELS)]
 Proposer = Annotated[

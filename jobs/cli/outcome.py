@@ -10,6 +10,7 @@ from specbatch.jobs.cli.console import complain, out, remark, say, say_json
 from specbatch.pipeline.observe.terminal.summary import JobSummary, summary_table
 from specbatch.pipeline.policy.costs.savings import drafted, savings
 from specbatch.pipeline.runtime.client import Client
+from specbatch.schemas.audit import DATA_FOLDER
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.records import JobRow, JobState
 
@@ -27,7 +28,13 @@ def as_json(job: JobRow, progress: JobProgress) -> dict[str, object]:
         "acceptance_rate": progress.acceptance_rate,
         "cost_usd": progress.cost_usd,
         "output": job.output_uri,
+        "data": data_uri(job.output_uri, progress.state),
     }
+
+
+def data_uri(output_uri: str, state: JobState) -> str | None:
+    """The folder or prefix with nothing but completions; None where none were published."""
+    return f"{output_uri.rstrip('/')}/{DATA_FOLDER}" if state.has_output else None
 
 
 def finish(client: Client, job_id: str, json: bool, otherwise: int = 0) -> NoReturn:
@@ -39,6 +46,8 @@ def finish(client: Client, job_id: str, json: bool, otherwise: int = 0) -> NoRet
     else:
         print_summary(client, job_id)
         say(f"output: {job.output_uri}")
+        if (data := data_uri(job.output_uri, job.state)) is not None:
+            say(f"data:   {data}")
     leave(job, otherwise)
 
 

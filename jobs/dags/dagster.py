@@ -223,8 +223,9 @@ def metadata_of(outcome: Outcome) -> dict[str, Any]:
     values = outcome.as_json()
     found = {f"specbatch/{key}": value for key, value in values.items() if value is not None}
     found["specbatch/output_uri"] = _place(outcome.output_uri)
-    if outcome.manifest_uri is not None:
-        found["specbatch/manifest_uri"] = _place(outcome.manifest_uri)
+    for key in ("data_uri", "manifest_uri"):
+        if values[key] is not None:
+            found[f"specbatch/{key}"] = _place(values[key])
     found["specbatch/quarantined"] = MetadataValue.json(dict(outcome.quarantined))
     return found | {"dagster/row_count": outcome.completions}
 

@@ -60,6 +60,6 @@ with DAG("specbatch_after", schedule=[written], start_date=datetime(2026, 11, 1)
     @task(inlets=[written])
     def publish(inlet_events=None) -> list[str]:
         """Runs when an output is written; its figures are in the event."""
-        return [event.extra["output_uri"] for event in inlet_events[written]]
+        return [event.extra["data_uri"] for event in inlet_events[written]]
 
     publish()

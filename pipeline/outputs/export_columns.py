@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from specbatch.pipeline.outputs.outputs import top_columns
+from specbatch.pipeline.outputs.parts import top_columns
 from specbatch.pipeline.outputs.token_table import NONE, Bools, token_table
 from specbatch.schemas import export_arrow
 from specbatch.schemas.provenance import TICK_KINDS, Provenance

@@ -2,9 +2,10 @@
 
 A file is written to a local temporary folder, uploaded under its final name in one piece, and
 compared there by size and SHA-256, so a file that exists is complete. In a folder
-`<set>-manifest.json` lists the parts `<set>-00000.parquet` and so on. It is written last: without
-it an export is not finished. Equal batches give equal bytes, because the files contain nothing that
-differs between runs.
+`<set>-manifest.json` lists the parts `<set>/<set>-00000.parquet` and so on. It is written last:
+without it an export is not finished. Nothing but the parts is in `<set>/`, so that any reader of
+Parquet opens it. Equal batches give equal bytes, because the files contain nothing that differs
+between runs.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class ExportWriter:
                 f"export {self._to} is a file; name a folder, or a file ending in .parquet"
             )
         try:
-            found = self._existing(objects)
+            found, strays = self._existing(objects), self._strays(objects)
         except ObjectError as error:
             raise OutputError(f"export {self._to} cannot be used: {error}") from error
         if found and not self._overwrite:
@@ -76,8 +77,15 @@ class ExportWriter:
                 f"{join(self._folder, min(found))} exists already; choose another name, or "
                 "replace it with --overwrite"
             )
+        if strays:
+            raise OutputError(
+                f"{join(self._folder, min(strays))} is not of such an export, and would be read as "
+                "part of it; remove it, or choose another name"
+            )
         if local:
             check_writable(Path(self._folder))
+            if not is_file:
+                check_writable(Path(self._folder, self._kind))
 
     def write(
         self, schema: pa.Schema, batches: Iterable[pa.RecordBatch], about: Mapping[str, str]
@@ -122,25 +130,40 @@ class ExportWriter:
         return f"{self._kind}-manifest.json"
 
     def _existing(self, objects: Objects) -> set[str]:
-        """Names in the folder that this export would replace."""
+        """Names that this export would replace. Earlier versions had no folder for the parts."""
         if self._name is not None:
-            pattern = re.escape(self._name)
-        else:
-            pattern = rf"{self._kind}-(manifest\.json|\d{{5}}\.parquet)"
+            return {name for name in self._beside(objects) if name == self._name}
+        own = rf"{self._kind}-manifest\.json|({self._kind}/)?{self._kind}-\d{{5}}\.parquet"
+        names = [*self._beside(objects), *self._in_set(objects)]
+        return {name for name in names if re.fullmatch(own, name)}
+
+    def _strays(self, objects: Objects) -> set[str]:
+        """Names in the folder of the parts that are none of an export, except hidden ones."""
+        if self._name is not None:
+            return set()
+        names = set(self._in_set(objects)) - self._existing(objects)
+        return {name for name in names if not name.rpartition("/")[2].startswith((".", "_"))}
+
+    def _beside(self, objects: Objects) -> list[str]:
         if "://" not in self._folder:
             with explained("look at", self._folder):
                 folder = Path(self._folder)
-                names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-        else:  # a listing also reports a missing bucket
-            prefix = join(self._folder, self._name or f"{self._kind}-")
-            names = [i.uri.removeprefix(join(self._folder, "")) for i in objects.list(prefix)]
-        return {name for name in names if re.fullmatch(pattern, name)}
+                return [path.name for path in folder.iterdir()] if folder.is_dir() else []
+        # A listing also reports a missing bucket.
+        return self._listed(objects, self._name or f"{self._kind}-")
+
+    def _in_set(self, objects: Objects) -> list[str]:
+        return self._listed(objects, f"{self._kind}/")
+
+    def _listed(self, objects: Objects, prefix: str) -> list[str]:
+        found = objects.list(join(self._folder, prefix))
+        return [info.uri.removeprefix(join(self._folder, "")) for info in found]
 
     def _parts(self, schema: pa.Schema, batches: Batches, folder: Path) -> Iterator[WrittenFile]:
         """Yield each part as soon as it is complete, at least one."""
         number, first = 0, next(batches, None)
         while first is not None or number == 0:
-            name = self._name or f"{self._kind}-{number:05d}{SUFFIX}"
+            name = self._name or f"{self._kind}/{self._kind}-{number:05d}{SUFFIX}"
             path = folder / "part"
             with _Part(path, schema, self._row_group_bytes) as part:
                 while first is not None:
@@ -156,7 +179,7 @@ class ExportWriter:
         uri = join(self._folder, name)
         if not self._overwrite and self._objects.exists(uri):
             raise OutputError(f"{uri} was written by another process meanwhile; it is left alone")
-        artefact = self._objects.put_file(uri, path)
+        artefact = self._objects.put_file(uri, path, staging=self._folder)
         found = self._objects.head(uri)
         meant = (part.size_bytes, part.sha256)
         if found is None or (found.size, artefact.sha256) != meant:

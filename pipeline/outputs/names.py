@@ -1,5 +1,9 @@
 """Names of the files of a job's output, and the owner of a location.
 
+Completions are in a folder of their own, `data/part-00000.parquet` (or `.jsonl`) and so on, so that
+every reader of the format opens it. All other files lie beside it. Earlier versions wrote the parts
+there too: such an output is still read, audited and purged.
+
 Imports no pyarrow, because a purge uses these names to delete what an unfinished publication left.
 """
 
@@ -10,8 +14,9 @@ import re
 import orjson
 
 from specbatch.pipeline.storage.objects import Objects, join
-from specbatch.schemas.audit import MANIFEST_NAME
+from specbatch.schemas.audit import DATA_FOLDER, MANIFEST_NAME
 from specbatch.schemas.errors import ObjectError
+from specbatch.schemas.spec import OutputFormat
 
 MARKER = "_specbatch_job.json"
 MANIFEST = MANIFEST_NAME
@@ -20,16 +25,31 @@ OPENAI = ("output.jsonl", "errors.jsonl")
 LISTED = ("parts", "openai_files", "remainder")  # keys of a manifest that list files
 _PART = "part-"
 # Only these: others write `part-00000-….snappy.parquet` into the same folder.
-_PART_NAME = re.compile(rf"{_PART}[0-9]{{5,}}\.parquet")
+_PART_NAME = re.compile(
+    rf"{DATA_FOLDER}/{_PART}[0-9]{{5,}}\.(parquet|jsonl)|{_PART}[0-9]{{5,}}\.parquet"
+)
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{32}\.tmp")  # as `LocalObjects` writes beside a file
 
 
-def part_name(number: int) -> str:
-    return f"{_PART}{number:05d}.parquet"
+def part_name(number: int, kind: OutputFormat = "parquet") -> str:
+    """Relative to the manifest, as are all names here."""
+    return f"{DATA_FOLDER}/{_PART}{number:05d}.{kind}"
 
 
 def is_part(name: str) -> bool:
+    """Whether this or an earlier version calls a part so."""
     return _PART_NAME.fullmatch(name) is not None
+
+
+def is_read_as_data(name: str) -> bool:
+    """Whether who reads the data folder also reads this file, whoever wrote it."""
+    folder, _, rest = name.partition("/")
+    return folder == DATA_FOLDER and not any(p.startswith((".", "_")) for p in rest.split("/"))
+
+
+def is_within(name: str) -> bool:
+    """Whether a name leads to a file beside the manifest or directly in the data folder."""
+    return not re.search(r"[/\\]", name.removeprefix(f"{DATA_FOLDER}/"))
 
 
 def remainder_name(job_id: str) -> str:
@@ -48,15 +68,16 @@ def is_published(name: str, job_id: str) -> bool:
 
 
 def is_written(name: str, job_id: str) -> bool:
-    """Whether the job writes a file of that name beside its manifest, finished or not."""
+    """Whether the job writes a file of that name, finished or not."""
     if unfinished := _TEMPORARY.fullmatch(name):
         name = unfinished[1]
+        return is_published(name, job_id) or is_part(f"{DATA_FOLDER}/{name}")
     return is_published(name, job_id)
 
 
 def begin_with(job_id: str) -> tuple[str, ...]:
     """Prefixes of the names that the job writes, to find unlisted uploads."""
-    return (_PART, *OPENAI, f"{remainder_name(job_id)}.")
+    return (f"{DATA_FOLDER}/{_PART}", _PART, *OPENAI, f"{remainder_name(job_id)}.")
 
 
 def owner_of(objects: Objects, uri: str) -> str | None:

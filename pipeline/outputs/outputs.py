@@ -1,6 +1,7 @@
-"""The published output of a job: Parquet part files, then `manifest.json`.
+"""The published output of a job: parts in `data/`, and at the end `manifest.json`.
 
-Columns of `part-00000.parquet` and its successors, one row per (input row, sample), in input order:
+Columns of `data/part-00000.parquet` and so on, or fields of `data/part-00000.jsonl`, one row per
+(input row, sample), in input order:
 
     id                 string   the row's id; null when the row had none that could be read
     row_index          int64    number of the input row, from 0
@@ -21,8 +22,9 @@ Columns of `part-00000.parquet` and its successors, one row per (input row, samp
     numeric_class      string   the class in which the tokens were decided; null if unknown
 
 A quarantined row has finish_reason "error", sample_index 0 and null in the columns that do not
-apply. For OpenAI batch input `output.jsonl` and `errors.jsonl` are written as well
-(`openai.py`). Of a job that was stopped there is also `remainder-<job>.parquet` with all
+apply. Nothing else is in `data/`, so that any reader of the format opens the folder. Beside it, for
+OpenAI batch input, `output.jsonl` and `errors.jsonl` are written as well (`openai.py`). Of a job
+that was stopped there is also `remainder-<job>.parquet` with all
 unfinished rows, and the spec for them (`pipeline/stages/remainder.py`). `_specbatch_job.json` names
 the job that owns the location; a location without `manifest.json` is not finished, and writing it
 again is safe.
@@ -42,28 +44,29 @@ from typing import Any
 
 import orjson
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from specbatch.pipeline.outputs.names import (
     MANIFEST,
     MARKER,
     OPENAI,
     is_part,
+    is_read_as_data,
     owner_of,
     part_name,
     remainder_names,
 )
 from specbatch.pipeline.outputs.openai import OpenAIFiles
+from specbatch.pipeline.outputs.parts import OutputRow, read_part, write_part
 from specbatch.pipeline.storage.objects import Objects, explained, join, tidy
 from specbatch.schemas import arrow
+from specbatch.schemas.audit import DATA_FOLDER
 from specbatch.schemas.crash_points import CrashPoint, reach
 from specbatch.schemas.errors import ObjectError, OutputError
 from specbatch.schemas.exports import WrittenFile
-from specbatch.schemas.records import Artefact, CompletionRecord, FinishReason, RejectedRow
+from specbatch.schemas.records import Artefact, CompletionRecord, RejectedRow
+from specbatch.schemas.spec import OutputFormat
 
-_ROWS_PER_ROW_GROUP = 4096
-
-OutputRow = CompletionRecord | RejectedRow
+ROWS_PER_PART = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +97,20 @@ class Manifest:
 class OutputWriter:
     """Writes one job's output to one location."""
 
-    def __init__(self, objects: Objects, output_uri: str, job_id: str, rows_per_part: int = 50_000):
+    def __init__(
+        self,
+        objects: Objects,
+        output_uri: str,
+        job_id: str,
+        rows_per_part: int | None = None,
+        kind: OutputFormat = "parquet",
+    ):
         self._still_mine: Callable[[], None] = _unasked
         self._objects = objects
         self._uri = tidy(output_uri)
         self._job_id = job_id
-        self._rows_per_part = rows_per_part
+        self._rows_per_part = rows_per_part or ROWS_PER_PART
+        self._kind = kind
 
     def check(self, is_mine: Callable[[str], bool] | None = None) -> None:
         """Raise `OutputError` unless the location can be claimed. Leaves nothing behind.
@@ -114,6 +125,7 @@ class OutputWriter:
             raise self._taken(owner)
         if "://" not in self._uri:
             check_writable(Path(self._uri))
+            check_writable(Path(self._uri, DATA_FOLDER))
 
     def claim(self) -> None:
         """Claim the location for this job; an earlier claim of the same job is fine.
@@ -208,38 +220,37 @@ class OutputWriter:
         number, first = 0, next(rows, None)
         while first is not None or number == 0:
             rest = islice(rows, self._rows_per_part - 1)
-            path = folder / part_name(number)
-            count = _write_part(path, chain([first], rest) if first is not None else iter(()))
-            yield self._publish(path, path.name, count)
+            path, name = folder / "part", part_name(number, self._kind)
+            given = chain([first], rest) if first is not None else iter(())
+            yield self._publish(path, name, write_part(path, given, self._kind))
             number, first = number + 1, next(rows, None)
 
     def _publish(self, path: Path, name: str, rows: int) -> WrittenFile:
         reach(CrashPoint.UPLOAD)
         self._still_mine()
-        artefact = self._objects.put_file(join(self._uri, name), path)
+        # A temporary file of a killed process must not be where readers look for parts.
+        artefact = self._objects.put_file(join(self._uri, name), path, staging=self._uri)
         path.unlink()
         return WrittenFile(name, rows, artefact.size_bytes, artefact.sha256)
 
     def _delete_leftovers(self, keep: set[str]) -> None:
         """Delete surplus parts and other files of an earlier attempt of this job."""
-        for name in (self._part_names() | remainder_names(self._job_id)) - keep:
+        parts = set(filter(is_part, self._names()))
+        for name in (parts | remainder_names(self._job_id)) - keep:
             self._objects.delete(join(self._uri, name))
 
     def _refuse_foreign_files(self) -> None:
-        names = self._part_names()
-        names |= {
-            name for name in (MANIFEST, *OPENAI) if self._objects.exists(join(self._uri, name))
-        }
-        if names:
+        reserved = (MANIFEST, *OPENAI)
+        taken = [n for n in self._names() if n in reserved or is_part(n) or is_read_as_data(n)]
+        if taken:
             raise OutputError(
-                f"output {self._uri} already holds {min(names)}, not written by this job; "
+                f"output {self._uri} already holds {min(taken)}, not written by this job; "
                 "choose another location or remove it"
             )
 
-    def _part_names(self) -> set[str]:
+    def _names(self) -> list[str]:
         root = self._uri.rstrip("/") + "/"
-        names = (info.uri.removeprefix(root) for info in self._objects.list(root))
-        return {name for name in names if is_part(name)}
+        return [info.uri.removeprefix(root) for info in self._objects.list(root)]
 
 
 def _unasked() -> None:
@@ -272,7 +283,7 @@ def read_output(uri: str, objects: Objects | None = None) -> pa.Table:
     tables = []
     for part in manifest.parts:
         expect = Artefact(join(uri, part.name), part.sha256, part.size_bytes)
-        tables.append(pq.read_table(pa.BufferReader(objects.get_bytes(expect.uri, expect))))
+        tables.append(read_part(objects.get_bytes(expect.uri, expect), part.name))
     return pa.concat_tables(tables)
 
 
@@ -290,52 +301,3 @@ def _counted(rows: Iterable[OutputRow], counts: Counter[type]) -> Iterator[Outpu
     for row in rows:
         counts[type(row)] += 1
         yield row
-
-
-def _write_part(path: Path, rows: Iterator[OutputRow]) -> int:
-    count = 0
-    with pq.ParquetWriter(path, arrow.OUTPUT, compression="zstd") as writer:
-        while batch := [_columns(row) for row in islice(rows, _ROWS_PER_ROW_GROUP)]:
-            writer.write_table(pa.Table.from_pylist(batch, schema=arrow.OUTPUT))
-            count += len(batch)
-    return count
-
-
-def _columns(row: OutputRow) -> dict[str, Any]:
-    if isinstance(row, RejectedRow):
-        return {
-            "id": row.row_id,
-            "row_index": row.row_index,
-            "sample_index": 0,
-            "finish_reason": FinishReason.ERROR.value,
-            "error": f"{row.code}: {row.reason}",
-        }
-    return {
-        "id": row.row_id,
-        "row_index": row.row_index,
-        "sample_index": row.sample_index,
-        "text": None if row.finish_reason is FinishReason.ERROR else row.text,
-        "token_ids": row.token_ids,
-        "finish_reason": row.finish_reason.value,
-        "prompt_tokens": row.prompt_tokens,
-        "completion_tokens": len(row.token_ids),
-        "seed": row.seed,
-        "acceptance_rate": row.accepted / row.proposed if row.proposed else None,
-        "cost_usd": row.cost_usd,
-        "verifier": row.verifier,
-        "proposer": row.proposer,
-        "error": row.error,
-        "logprobs": None if row.top_logprobs is None else row.logprobs,
-        "top_logprobs": top_columns(row),
-        "numeric_class": row.numeric_class,
-    }
-
-
-def top_columns(row: CompletionRecord) -> list[list[dict[str, float]]] | None:
-    """The most likely tokens at each place as a column has them; null if not asked for."""
-    if row.top_logprobs is None:
-        return None
-    return [
-        [{"token_id": t, "logprob": p} for t, p in zip(ids, values, strict=True)]
-        for ids, values in row.top_logprobs
-    ]

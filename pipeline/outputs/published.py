@@ -13,7 +13,15 @@ from typing import Any
 import orjson
 
 from specbatch.pipeline.audit.log_facts import LogFacts
-from specbatch.pipeline.outputs.names import LISTED, MANIFEST, MARKER, is_published, owner_of
+from specbatch.pipeline.outputs.names import (
+    LISTED,
+    MANIFEST,
+    MARKER,
+    is_published,
+    is_read_as_data,
+    is_within,
+    owner_of,
+)
 from specbatch.pipeline.storage.objects import CHUNK_BYTES, Objects, join, tidy
 from specbatch.schemas.audit import Finding, FindingKind
 from specbatch.schemas.errors import ObjectError
@@ -160,8 +168,8 @@ def _files(
         name = str(file.get("name"))
         names.add(name)
         counts.named += 1
-        if "/" in name or "\\" in name:
-            yield _output(f"the manifest in {folder} names {name}, which is not beside it")
+        if not is_within(name):
+            yield _output(f"the manifest in {folder} names {name}, which is not in the output")
             continue
         wrong = _difference(objects, join(folder, name), file, counts)
         if wrong is not None:
@@ -169,7 +177,8 @@ def _files(
     root = f"{folder.rstrip('/')}/"
     for info in objects.list(root):
         name = info.uri.removeprefix(root)
-        if may_be_trusted and name not in names and is_published(name, facts.job_id):
+        is_read = is_published(name, facts.job_id) or is_read_as_data(name)
+        if may_be_trusted and is_read and name not in names:
             yield _output(
                 f"{info.uri} is not named by the manifest, so the job did not publish it: remove it"
             )

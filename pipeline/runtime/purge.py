@@ -15,7 +15,14 @@ import orjson
 
 from specbatch.pipeline.ledger import rules
 from specbatch.pipeline.ledger.contract import MOST_JOBS, Store
-from specbatch.pipeline.outputs.names import LISTED, MANIFEST, begin_with, is_written, owner_of
+from specbatch.pipeline.outputs.names import (
+    LISTED,
+    MANIFEST,
+    begin_with,
+    is_within,
+    is_written,
+    owner_of,
+)
 from specbatch.pipeline.storage.history_files import delete_histories
 from specbatch.pipeline.storage.objects import ASKED_RETRY_SEC, Objects, join, tidy
 from specbatch.pipeline.storage.workspace import delete_own
@@ -214,8 +221,8 @@ class Purger:
         if owner != job.job_id:
             return False
         for name in names:
-            if "/" in name or "\\" in name:
-                raise ObjectError(f"{uri} lists {name}, which is not beside it")
+            if not is_within(name):
+                raise ObjectError(f"{uri} lists {name}, which is not in the output")
             self.objects.delete(join(folder, name))
         self.objects.delete(uri)
         return True

@@ -95,7 +95,8 @@ def _write(
             rows = chain(rows, (r for row in never_read for r in _cancelled(job, row)))
             rejected = chain(rejected, left.newly_quarantined())
         input_format = job.report.get("input_format") or unread_input.format
-        manifest = OutputWriter(objects, spec.output.uri, job.job_id).write(
+        writer = OutputWriter(objects, spec.output.uri, job.job_id, kind=spec.output.format)
+        manifest = writer.write(
             rows,
             rejected,
             openai=(input_format or spec.input.format) == "openai",

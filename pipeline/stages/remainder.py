@@ -184,7 +184,7 @@ def _spec_text(job: JobRow, spec: JobSpec, prompts: str) -> str:
         "tag_column": "tag",
         "sampling_column": "sampling",
     }
-    values["output"] = {"uri": f"{output.rstrip('/')}-remainder"}
+    values["output"] |= {"uri": f"{output.rstrip('/')}-remainder"}
     reason = " ".join((job.stop_reason or "it was cancelled").split())
     return (
         f"# What is left of job {job.job_id} ({reason}).\n"

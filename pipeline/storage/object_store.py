@@ -27,8 +27,12 @@ class ObjectStore(Protocol):
         """Write or replace a file."""
         ...
 
-    def put_file(self, uri: str, local_path: Path) -> Artefact:
-        """Write or replace a file from a local one; memory does not grow with it."""
+    def put_file(self, uri: str, local_path: Path, staging: str | None = None) -> Artefact:
+        """Write or replace a file from a local one; memory does not grow with it.
+
+        `staging`: the folder of a temporary file, where the store needs one (default: beside the
+        file). It must be on the same file system.
+        """
         ...
 
     def put_new(self, uri: str, data: bytes) -> bool:

@@ -65,8 +65,8 @@ class Objects:
     def put_bytes(self, uri: str, data: bytes) -> Artefact:
         return self._store(uri).put_bytes(uri, data)
 
-    def put_file(self, uri: str, local_path: Path) -> Artefact:
-        return self._store(uri).put_file(uri, local_path)
+    def put_file(self, uri: str, local_path: Path, staging: str | None = None) -> Artefact:
+        return self._store(uri).put_file(uri, local_path, staging)
 
     def put_new(self, uri: str, data: bytes) -> bool:
         return self._store(uri).put_new(uri, data)
@@ -136,9 +136,9 @@ class LocalObjects:
     def put_bytes(self, uri: str, data: bytes) -> Artefact:
         return self._put(uri, io.BytesIO(data))
 
-    def put_file(self, uri: str, local_path: Path) -> Artefact:
+    def put_file(self, uri: str, local_path: Path, staging: str | None = None) -> Artefact:
         with explained("write", uri), local_path.open("rb") as source:
-            return self._put(uri, source)
+            return self._put(uri, source, staging)
 
     def put_new(self, uri: str, data: bytes) -> bool:
         path = local_path(uri)
@@ -185,9 +185,12 @@ class LocalObjects:
     def abort_uploads(self, prefix: str) -> None:
         """Does nothing: listings include temporary files that a process left behind."""
 
-    def _put(self, uri: str, source: BinaryIO) -> Artefact:
+    def _put(self, uri: str, source: BinaryIO, staging: str | None = None) -> Artefact:
         path = local_path(uri)
-        with explained("write", uri), self._temporary(path, source) as (temporary, artefact):
+        beside = local_path(staging) / path.name if staging is not None else path
+        with explained("write", uri), self._temporary(beside, source) as (temporary, artefact):
+            if staging is not None:
+                self._make_folder(path)
             temporary.replace(path)
             sync_folder(path.parent)
         return Artefact(uri, artefact.sha256, artefact.size_bytes)
@@ -195,9 +198,7 @@ class LocalObjects:
     @contextmanager
     def _temporary(self, path: Path, source: BinaryIO) -> Iterator[tuple[Path, Artefact]]:
         """A synced copy of `source` beside `path`, removed at the end if it still exists."""
-        is_own = self._store is not None and self._store in path.parents
-        access = self._store_access if is_own else self._access
-        make_folder(path.parent, access, self._store if is_own else None)
+        access = self._make_folder(path)
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
         digest, size = hashlib.sha256(), 0
         try:
@@ -211,6 +212,13 @@ class LocalObjects:
             yield temporary, Artefact(str(path), digest.hexdigest(), size)
         finally:
             temporary.unlink(missing_ok=True)
+
+    def _make_folder(self, path: Path) -> Access:
+        """Make a file's folder; returns who may read the file."""
+        is_own = self._store is not None and self._store in path.parents
+        access = self._store_access if is_own else self._access
+        make_folder(path.parent, access, self._store if is_own else None)
+        return access
 
 
 def local_path(uri: str) -> Path:

@@ -53,7 +53,8 @@ class S3Objects:
             return self._put_parts(uri, io.BytesIO(data))
         return self._put_whole(uri, data)
 
-    def put_file(self, uri: str, local_path: Path) -> Artefact:
+    def put_file(self, uri: str, local_path: Path, staging: str | None = None) -> Artefact:
+        del staging  # an object appears only when it is complete
         if local_path.stat().st_size <= PART_BYTES:
             return self._put_whole(uri, local_path.read_bytes())
         with local_path.open("rb") as file:

@@ -26,7 +26,7 @@ BAD_FLAGS = {
     "pickle weights": (["--verifier", "pickled"], "only pickle weights (pytorch_model.bin)"),
     "output is a file": (["--output", "prompts.parquet"], "is a file; name a folder"),
     "output cannot be made": (["--output", "prompts.parquet/x"], "cannot be"),
-    "output has parts": (["--output", "taken"], "already holds part-00000.parquet"),
+    "output has parts": (["--output", "taken"], "already holds data/part-00000.parquet"),
     "temperature": (["--temperature", "-1"], "`sampling.temperature`"),
     "top_p": (["--top-p", "1.5"], "`sampling.top_p`"),
     "dtype": (["--dtype", "float8"], "'auto', 'bfloat16', 'float16' or 'float32'"),
@@ -57,6 +57,7 @@ BAD_FLAGS = {
         "needs drafts, and depth is off",
     ),
     "format": (["--format", "csv"], "'auto', 'parquet', 'jsonl' or 'openai'"),
+    "output format": (["--output-format", "csv"], "`output.format`"),
     "prompt kind": (["--prompt-kind", "audio"], "'text', 'token_ids' or 'messages'"),
     "stop ids": (["--stop-token-ids", "1,x"], "`sampling.stop_token_ids.1`"),
     "min above max": (["--min-tokens", "9"], "min_tokens 9 is above max_tokens 6"),
@@ -85,8 +86,8 @@ def things(folder: Path, tiny_pair: TinyPair) -> Path:
         config = folder / name / "config.json"
         config.write_text(json.dumps(json.loads(config.read_text()) | changes))
     (folder / "pickled" / "model.safetensors").rename(folder / "pickled" / "pytorch_model.bin")
-    (folder / "taken").mkdir()
-    (folder / "taken" / "part-00000.parquet").touch()
+    (folder / "taken" / "data").mkdir(parents=True)
+    (folder / "taken" / "data" / "part-00000.parquet").touch()
     return folder
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ from specbatch.jobs.cli.demo import (
     with_some_changed,
 )
 from specbatch.pipeline.bootstrap import make_store
+from specbatch.pipeline.outputs.outputs import Manifest
 from specbatch.pipeline.runtime.client import Client
 from specbatch.schemas.errors import OutputError, UsageError
+from specbatch.schemas.exports import WrittenFile
 from specbatch.schemas.records import JobRow
 from specbatch.schemas.spec import JobSpec
 from support import demo as shipped
@@ -89,8 +92,13 @@ def write_outputs(spec: JobSpec, **changes: Any) -> None:
     ]
     rows[0] |= changes
     folder = Path(spec.output.uri)
-    folder.mkdir(exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(rows), folder / "part-00000.parquet")
+    part = folder / "data" / "part-00000.parquet"
+    part.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), part)
+    data = part.read_bytes()
+    listed = WrittenFile("data/part-00000.parquet", len(rows), len(data), sha256(data).hexdigest())
+    manifest = Manifest("job", len(rows), len(rows), 0, (listed,))
+    (folder / "manifest.json").write_bytes(manifest.to_json())
 
 
 def test_outputs_that_are_the_same_are_counted(specs: list[JobSpec]) -> None:
@@ -157,7 +165,7 @@ def test_an_interrupted_demo_resumes_and_shows_everything_it_promises(
     assert "192 of 192 unchanged prompts have the same output in both runs" in done.out
     shown = done.out.replace("\n", "")
     for number in (1, 2):
-        assert str(place / f"output-{number}" / "part-00000.parquet") in shown
+        assert f"output:   {place / f'output-{number}' / 'data'}" in shown
     assert str(place / "specbatch.db") in shown
     after = times_of(place)
     assert set(after) == set(followed)

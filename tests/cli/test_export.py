@@ -49,9 +49,9 @@ def test_a_set_becomes_a_file_and_one_line(cli: Any, ended: str, kind: ExportKin
 def test_json_tells_of_each_file(cli: Any, ended: str) -> None:
     told = cli("export", ended[:8], "--what", "costs", "--to", "out/", "--json").json
     (file,) = told.pop("files")
-    data = Path("out/costs-00000.parquet").read_bytes()
+    data = Path("out/costs/costs-00000.parquet").read_bytes()
     assert file == {
-        "name": "costs-00000.parquet",
+        "name": "costs/costs-00000.parquet",
         "rows": COMPLETIONS,
         "size_bytes": len(data),
         "sha256": hashlib.sha256(data).hexdigest(),
@@ -168,7 +168,7 @@ def test_a_job_done_here_is_exported_as_its_output_has_it(cli: Any, job: list[ob
     for kind in ExportKind:
         flags = ["--min-rejections", 0] if kind is ExportKind.CORRECTIONS else []
         assert cli("export", name, "--what", kind, "--to", f"{kind}.parquet", *flags).code == 0
-    output = pq.read_table("out/part-00000.parquet").to_pylist()
+    output = pq.read_table("out/data/part-00000.parquet").to_pylist()
     tokens = pq.read_table("tokens.parquet").to_pylist()
     learned = pq.read_table("corrections.parquet").to_pylist()
     costs = pq.read_table("costs.parquet").to_pylist()

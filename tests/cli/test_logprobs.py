@@ -27,7 +27,7 @@ def test_rows_get_what_they_asked_for_with_and_without_drafts(
         done = cli("submit-job", *flags, "--depth", depth, "--output", f"out-{depth}")
         assert done.code == 0, done.err
     off, drafted = (
-        pq.read_table(folder / f"out-{depth}" / "part-00000.parquet").to_pylist()
+        pq.read_table(folder / f"out-{depth}" / "data/part-00000.parquet").to_pylist()
         for depth in ("off", 4)
     )
     for i, (one, other) in enumerate(zip(off, drafted, strict=True)):
@@ -50,7 +50,7 @@ def test_the_values_can_be_asked_for_without_any_other_token(
     cli: Any, job: Any, folder: Path
 ) -> None:
     assert cli("submit-job", *job, "--local", "--logprobs").code == 0
-    rows = pq.read_table(folder / "out" / "part-00000.parquet").to_pylist()
+    rows = pq.read_table(folder / "out" / "data/part-00000.parquet").to_pylist()
     assert [row["top_logprobs"] for row in rows] == [[[]] * len(row["token_ids"]) for row in rows]
     assert all(value <= 0 for row in rows for value in row["logprobs"])
 
@@ -76,7 +76,7 @@ def test_openai_bodies_are_answered_as_openai_does(
         line["custom_id"]: line["response"]["body"]["choices"]
         for line in map(orjson.loads, (folder / "out" / "output.jsonl").read_bytes().splitlines())
     }
-    rows = pq.read_table(folder / "out" / "part-00000.parquet").to_pylist()
+    rows = pq.read_table(folder / "out" / "data/part-00000.parquet").to_pylist()
     tokenizer = TextTokenizer.load(str(tiny_pair.verifier))
     assert choices["none"][0]["logprobs"] is None
     assert len(choices["top"]) == 2

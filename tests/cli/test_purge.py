@@ -28,9 +28,10 @@ def done(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     work.mkdir(parents=True)
     out.mkdir()
     (work / "results-00000000-1.arrow").write_bytes(b"x")
-    (out / "part-00000.parquet").write_bytes(b"x")
+    (out / "data").mkdir()
+    (out / "data" / "part-00000.parquet").write_bytes(b"x")
     (out / "mine.txt").write_bytes(b"x")
-    listed = [{"name": "part-00000.parquet", "rows": 4, "size_bytes": 1, "sha256": ""}]
+    listed = [{"name": "data/part-00000.parquet", "rows": 4, "size_bytes": 1, "sha256": ""}]
     (out / "manifest.json").write_text(json.dumps({"job_id": JOB, "parts": listed}))
     store = open_store(f"sqlite:///{folder}/work/specbatch.db", clock=Clock())
     ingest(store, tenant="clinic", workspace_uri=str(work), output_uri=str(out))
@@ -47,6 +48,11 @@ def texts(folder: Path, job_id: str = JOB) -> set[str]:
         return {record.text for record in store.completions(job_id)}
     finally:
         store.close()
+
+
+def left(folder: Path) -> set[str]:
+    """The files of a folder."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_dry_run_says_what_and_changes_nothing(cli: Cli, done: Path) -> None:
@@ -67,16 +73,40 @@ def test_retention_is_a_tenants_own(cli: Cli, done: Path, monkeypatch: pytest.Mo
     assert cli("purge", "--tenant", "clinic").out == "1 job purged, 8 rows\n"
     assert texts(done) == {""}
     assert not list((done / "work" / "jobs" / JOB).iterdir())
-    assert (done / "out" / "part-00000.parquet").exists()
+    assert (done / "out" / "data" / "part-00000.parquet").exists()
     assert cli("purge").out == "0 jobs purged, 0 rows\n"
 
 
 def test_a_job_is_purged_by_name_with_what_its_manifest_lists(cli: Cli, done: Path) -> None:
     assert "leave" not in cli("purge", "--job", JOB[:8], "--output").out
-    assert [path.name for path in (done / "out").iterdir()] == ["mine.txt"]
+    assert left(done / "out") == {"mine.txt"}
     assert "was purged" in cli("retry", JOB).complaint
     shown = cli("show", JOB)
     assert JobState.DONE in shown.out
+
+
+def test_an_output_of_an_earlier_version_goes_too(cli: Cli, done: Path) -> None:
+    """Its parts lie beside the manifest."""
+    out = done / "out"
+    (out / "data" / "part-00000.parquet").rename(out / "part-00000.parquet")
+    manifest = out / "manifest.json"
+    manifest.write_text(manifest.read_text().replace("data/part-", "part-"))
+    assert cli("purge", "--job", JOB, "--output").code == 0
+    assert left(out) == {"mine.txt"}
+
+
+@pytest.mark.parametrize(
+    "name", ["../mine", "data/../mine.txt", "sub/mine", "data/more/mine", "a\\b"]
+)
+def test_a_manifest_that_names_files_elsewhere_is_not_followed(
+    cli: Cli, done: Path, name: str
+) -> None:
+    manifest = done / "out" / "manifest.json"
+    manifest.write_text(json.dumps({"job_id": JOB, "parts": [{"name": name}]}))
+    called = cli("purge", "--job", JOB, "--output")
+    assert called.code == 4
+    assert f"lists {name}, which is not in the output" in called.complaint
+    assert "mine.txt" in left(done / "out")
 
 
 def test_jobs_whose_files_cannot_go_keep_nobody_waiting(cli: Cli, done: Path) -> None:
@@ -111,7 +141,7 @@ def test_jobs_whose_files_cannot_go_keep_nobody_waiting(cli: Cli, done: Path) ->
     again = cli("purge", "--older-than", "30d", "--output")
     assert (again.code, again.out) == (4, "1 job purged, 0 rows\n"), "they were emptied before"
     assert "could not delete files of job b-lost; the next purge with --output" in again.complaint
-    assert [path.name for path in (done / "out").iterdir()] == ["mine.txt"]
+    assert left(done / "out") == {"mine.txt"}
 
 
 def test_what_others_draft_from_goes_with_a_job(cli: Cli, done: Path) -> None:
@@ -225,25 +255,33 @@ def test_a_publication_that_was_never_finished_goes_with_the_output(
     cli: Cli, done: Path, owner: str
 ) -> None:
     out, hexadecimal = done / "out", "0f" * 16
+    (out / "data" / "more").mkdir()
     (out / "manifest.json").unlink()
     (out / "_specbatch_job.json").write_text(json.dumps({"job_id": owner}))
     of_job = [
-        *("part-00001.parquet", "output.jsonl", "errors.jsonl"),
+        *("data/part-00001.parquet", "data/part-00001.jsonl", "output.jsonl", "errors.jsonl"),
+        "part-00001.parquet",  # of an earlier version
         *(f"remainder-{JOB}.parquet", f"remainder-{JOB}.yaml"),
         *(f".part-00002.parquet.{hexadecimal}.tmp", f".output.jsonl.{hexadecimal}.tmp"),
+        f".part-00003.jsonl.{hexadecimal}.tmp",
     ]
     foreign = [
         *("part-00000-1f0e-c000.snappy.parquet", "part-clean.parquet", "part-1.parquet"),
         *("mine.txt", "party.parquet", "part-00000.csv", "remainder-another.parquet"),
         *(f".mine.txt.{hexadecimal}.tmp", ".part-00000.parquet.swp", "sub/part-00000.parquet"),
+        *(
+            "data/mine.txt",
+            "data/part-1.parquet",
+            "part-00000.jsonl",
+            "data/more/part-00000.parquet",
+        ),
     ]
     (out / "sub").mkdir()
     for name in (*of_job, *foreign):
         (out / name).write_bytes(b"x")
     assert cli("purge", "--job", JOB, "--output").code == 0
-    left = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
-    others = {*of_job, "part-00000.parquet"} if owner == "another" else set()
-    assert left == {*foreign, "_specbatch_job.json"} | others
+    others = {*of_job, "data/part-00000.parquet"} if owner == "another" else set()
+    assert left(out) == {*foreign, "_specbatch_job.json"} | others
 
 
 @pytest.mark.parametrize(

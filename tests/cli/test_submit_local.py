@@ -22,7 +22,10 @@ from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.schemas.settings import Settings
 from support.models import TinyPair
 
-KEYS = ["job", "state", "rows", "rows_failed", "tokens", "acceptance_rate", "cost_usd", "output"]
+KEYS = [
+    *("job", "state", "rows", "rows_failed", "tokens", "acceptance_rate", "cost_usd"),
+    *("output", "data"),
+]
 
 
 def test_a_good_job_ends_with_0_and_one_json_object(cli: Any, job: Any, folder: Path) -> None:
@@ -33,8 +36,9 @@ def test_a_good_job_ends_with_0_and_one_json_object(cli: Any, job: Any, folder: 
     assert done.json["state"] == "done"
     assert (done.json["rows"], done.json["rows_failed"]) == (12, 0)
     assert done.json["output"] == str(folder / "out")
+    assert done.json["data"] == str(folder / "out" / "data")
     assert done.json["tokens"] == 12 * 6
-    table = pq.read_table(folder / "out" / "part-00000.parquet")
+    table = pq.read_table(folder / "out" / "data/part-00000.parquet")
     assert table.column("id").to_pylist() == [f"row-{i}" for i in range(12)]
     assert "12/12 prompts" in done.err
 
@@ -56,7 +60,7 @@ def test_stop_strings_and_a_row_s_own_values_reach_the_output(
         asked = [*flags, *stopping, "--depth", depth, "--output", f"out-{depth}"]
         assert cli("submit-job", *asked).code == 0
     plain, off, drafted = (
-        pq.read_table(folder / name / "part-00000.parquet").to_pylist()
+        pq.read_table(folder / name / "data/part-00000.parquet").to_pylist()
         for name in ("plain", "out-off", "out-4")
     )
     tokenizer, cut = TextTokenizer.load(str(tiny_pair.verifier)), 0
@@ -80,7 +84,9 @@ def test_people_get_a_summary_and_the_output(cli: Any, job: Any, folder: Path) -
     done = cli("submit-job", *job, "--local", "--wait")
     assert done.code == 0
     assert "measured speed-up over depth 0" in done.out
-    assert f"output: {folder / 'out'}" in done.out.replace("\n", "")
+    assert f"output: {folder / 'out'}data:   {folder / 'out' / 'data'}" in "".join(
+        done.out.splitlines()
+    )
 
 
 def test_failed_rows_end_with_3_and_are_shown_by_reason(cli: Any, job: Any, bad_rows: Path) -> None:

@@ -61,7 +61,7 @@ def test_the_output_and_the_summary_say_how_it_was_verified(
     assert f"{verification}: outputs depend on the drafts" in done.out
     manifest = json.loads((folder / "out" / "manifest.json").read_text())
     assert manifest["info"]["verification"] == verification
-    table = pq.read_table(folder / "out" / "part-00000.parquet")
+    table = pq.read_table(folder / "out" / "data/part-00000.parquet")
     assert all(rate is not None for rate in table.column("acceptance_rate").to_pylist())
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from specbatch.jobs.client import JobClient, Outcome, Standing, as_spec
@@ -102,12 +103,14 @@ def test_the_outcome_has_counts_cost_and_output(site: Site, client: JobClient) -
     job = attach(client, spec(site, "a", "b", "~c"), PLACE, "fail")
     assert client.outcome(job).as_json()["state"] == "queued"
     assert client.outcome(job).manifest_uri is None
+    assert client.outcome(job).data_uri is None
     work(site)
     found = wait(client, job, PLACE, 1.0, pause=pytest.fail)
     assert (found.state, found.rows, found.rows_failed) == (JobState.PARTIAL, 3, 1)
     assert found.completions == 3
     assert found.output_uri == str(site.folder / "out")
     assert Path(str(found.manifest_uri)).is_file()
+    assert pq.read_table(found.data_uri).num_rows == 3 + 1
     assert "partial" in found.in_words
     assert "1 rows failed" in found.in_words
 
@@ -186,7 +189,7 @@ def test_what_an_end_means(
     found = Outcome(
         job_id="j", name="n", state=state, proposed=0, accepted=0, acceptance_rate=None,
         cost_usd=0.0, queue_sec=0.0, compute_sec=0.0, wall_sec=None, output_uri="out",
-        manifest_uri=None, failed_groups=failed_groups, **counts,
+        data_uri=None, manifest_uri=None, failed_groups=failed_groups, **counts,
     )  # fmt: skip
     assert judge(found, "fail") is fail
     assert judge(found, "succeed") is succeed

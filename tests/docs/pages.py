@@ -19,7 +19,8 @@ PROGRAMS = (  # of indented blocks
     *PROGRAMS_ELSEWHERE,
 )
 GOES_ON = ("\\", "|", "&&")  # at the end of a line
-PRINTED = "text"  # directly under a shell block: what it prints
+PYTHON = "python"
+PRINTED = "text"  # directly under a block of commands or of Python: what it prints
 
 _FENCE = re.compile(r"^(?P<indent> *)(?P<marks>`{3,}|~{3,}) *(?:\{ *\.)?(?P<language>[\w+-]*)")
 _HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")
@@ -71,7 +72,7 @@ def blocks_of(page: str, text: str | None = None) -> list[Block]:
             number += 1
         block = Block(page, first + 1, begin["language"], "\n".join(inner))
         above = "".join(lines[ends[-1] : first]).strip() if ends else "?"
-        if block.language == PRINTED and not above and found[-1].language in SHELL:
+        if block.language == PRINTED and not above and found[-1].language in (*SHELL, PYTHON):
             over = found.pop()
             block = Block(page, over.line, over.language, over.text, block.text)
             ends.pop()

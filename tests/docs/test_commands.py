@@ -26,6 +26,7 @@ from docs.elsewhere import (
 from docs.pages import ELSEWHERE as NOT_RUN
 from docs.pages import (
     PRINTED,
+    PYTHON,
     SHELL,
     Block,
     all_blocks,
@@ -42,7 +43,7 @@ from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec, load_spec
 from support.tree import ROOT
 
-OTHER_LANGUAGES = ("", "python", "yaml", "ini", "json", "sql", "promql", "toml", PRINTED)
+OTHER_LANGUAGES = ("", PYTHON, "yaml", "ini", "json", "sql", "promql", "toml", PRINTED)
 FIRST = "tutorial.md"  # makes the folder and the job that the other pages use
 
 _looked: set[str] = set()  # commands of pages about the same store
@@ -75,7 +76,7 @@ def needs_elsewhere(block: Block) -> bool:
 
 
 def pages_with_commands() -> list[str]:
-    return list(dict.fromkeys(b.page for b in all_blocks() if b.language in (*SHELL, "python")))
+    return list(dict.fromkeys(b.page for b in all_blocks() if b.language in (*SHELL, PYTHON)))
 
 
 @pytest.fixture(scope="module")
@@ -119,8 +120,8 @@ def run_page(session: Session, page: str, cwd: Path, more: Mapping[str, str] | N
                 path = cwd / FILES[page]
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(block.text)
-            elif block.language == "python" and not needs_elsewhere(block):
-                session.python(block.text)
+            elif block.language == PYTHON and not needs_elsewhere(block):
+                compare(block, session.python(block.text).printed)
             elif block.language in SHELL:
                 done += run_block(session, block)
     finally:
@@ -143,9 +144,28 @@ def run_block(session: Session, block: Block) -> list[str]:
         done.append(command)
         if block.page.startswith(SHARED_PAGES):
             _looked.add(command)
+    compare(block, printed)
+    return done
+
+
+def compare(block: Block, printed: str) -> None:
     lost = missing(block.printed, printed)
     assert not lost, f"{block.where} shows {lost}, printed was:\n{printed}"
-    return done
+
+
+def test_what_python_prints_is_shown() -> None:
+    """So that a block cannot print what its page does not mean."""
+    printing = [b for b in all_blocks() if b.language == PYTHON and "print(" in b.text]
+    assert len(printing) > 3
+    assert [b.where for b in printing if not needs_elsewhere(b) and not b.printed] == []
+
+
+def test_no_command_can_fail_unseen() -> None:
+    """`pipefail` does not see what `<(...)` runs: two of them that fail are equal."""
+    commands = [(b, c) for b in all_blocks() if b.language in SHELL for c in commands_of(b)]
+    assert commands
+    hiding = [f"{b.where}: {c}" for b, c in commands if re.search(r"[<>]\(|\|\| *(true|:)", c)]
+    assert hiding == []
 
 
 def test_no_command_is_untested(read: Read) -> None:
@@ -175,7 +195,7 @@ def test_a_block_is_of_a_language_that_some_test_knows() -> None:
 def test_what_is_not_run_says_why_and_is_held_by_something_else() -> None:
     used = {program_of(c) for b in all_blocks() if b.language in (*SHELL, *NOT_RUN)
             for c in commands_of(b)}  # fmt: skip
-    for block in (b for b in all_blocks() if b.language == "python" and needs_elsewhere(b)):
+    for block in (b for b in all_blocks() if b.language == PYTHON and needs_elsewhere(b)):
         compile(block.text, block.where, "exec")
         used |= set(re.findall(r"^(?:from|import) (\w+)", block.text, re.MULTILINE))
     for program, why in ELSEWHERE.items():

@@ -120,7 +120,7 @@ def rewrite(
 ) -> None:
     """Another part, listed as it is."""
     folder = Path(bed.store.get_job(job_id).output_uri)
-    part = folder / "part-00000.parquet"
+    part = folder / "data/part-00000.parquet"
     table = pq.read_table(part)
     pq.write_table(pa.Table.from_pylist(change(table.to_pylist()), schema=table.schema), part)
     listed = LocalObjects().put_bytes(str(part), part.read_bytes())
@@ -130,12 +130,12 @@ def rewrite(
 
 
 def cut_a_file(bed: Shop, job_id: str) -> None:
-    part = Path(bed.store.get_job(job_id).output_uri) / "part-00000.parquet"
+    part = Path(bed.store.get_job(job_id).output_uri) / "data/part-00000.parquet"
     part.write_bytes(part.read_bytes()[:-7])
 
 
 def remove_a_file(bed: Shop, job_id: str) -> None:
-    (Path(bed.store.get_job(job_id).output_uri) / "part-00000.parquet").unlink()
+    (Path(bed.store.get_job(job_id).output_uri) / "data/part-00000.parquet").unlink()
 
 
 def remove_the_manifest(bed: Shop, job_id: str) -> None:
@@ -143,7 +143,9 @@ def remove_the_manifest(bed: Shop, job_id: str) -> None:
 
 
 def leave_a_file(bed: Shop, job_id: str) -> None:
-    (Path(bed.store.get_job(job_id).output_uri) / "part-00001.parquet").write_bytes(b"left over")
+    (Path(bed.store.get_job(job_id).output_uri) / "data/part-00001.parquet").write_bytes(
+        b"left over"
+    )
 
 
 @pytest.mark.parametrize(
@@ -160,7 +162,7 @@ def leave_a_file(bed: Shop, job_id: str) -> None:
         (cut_a_file, "bytes where"),
         (remove_a_file, "no such file"),
         (remove_the_manifest, "has no manifest.json"),
-        (leave_a_file, "files that no manifest lists: part-00001.parquet"),
+        (leave_a_file, "files that no manifest lists: data/part-00001.parquet"),
     ],
 )
 def test_harm_is_found(bed: Shop, harm: Callable[[Shop, str], None], words: str) -> None:

@@ -75,9 +75,9 @@ def test_a_name_in_parquet_is_one_file(place: tuple[Objects, str]) -> None:
 
 def test_another_name_is_a_folder_of_parts_with_a_manifest(place: tuple[Objects, str]) -> None:
     files = write(place, "out/", part_bytes=1, row_group_bytes=1)
-    parts = [f"tokens-{number:05d}.parquet" for number in range(4)]
+    parts = [f"tokens/tokens-{number:05d}.parquet" for number in range(4)]
     assert [file.name for file in files] == parts
-    assert names(place) == [f"out/{name}" for name in (*parts, "tokens-manifest.json")]
+    assert sorted(names(place)) == [f"out/{name}" for name in ("tokens-manifest.json", *parts)]
     objects, root = place
     manifest = orjson.loads(objects.get_bytes(f"{root}/out/tokens-manifest.json"))
     assert (manifest["kind"], manifest["about"]) == ("tokens", ABOUT)
@@ -91,13 +91,13 @@ def test_another_name_is_a_folder_of_parts_with_a_manifest(place: tuple[Objects,
 
 
 def test_a_small_set_is_one_part(place: tuple[Objects, str]) -> None:
-    assert [file.name for file in write(place, "out")] == ["tokens-00000.parquet"]
+    assert [file.name for file in write(place, "out")] == ["tokens/tokens-00000.parquet"]
 
 
 def test_nothing_is_an_empty_file_with_all_columns(place: tuple[Objects, str]) -> None:
     write(place, "t.parquet", number=0)
     write(place, "out", number=0)
-    for name in ("t.parquet", "out/tokens-00000.parquet"):
+    for name in ("t.parquet", "out/tokens/tokens-00000.parquet"):
         table = read(place, name)
         assert (table.num_rows, table.schema.names) == (0, TOKENS.names)
 
@@ -117,7 +117,7 @@ def test_what_is_there_is_replaced_only_when_asked(place: tuple[Objects, str], n
     assert names(place)  # and it is still the first one
     second = write(place, name, seed=2, overwrite=True)
     assert first != second
-    path = name if name.endswith(".parquet") else f"{name}/tokens-00000.parquet"
+    path = name if name.endswith(".parquet") else f"{name}/tokens/tokens-00000.parquet"
     assert read(place, path).to_pylist() == expected(seed=2)
 
 
@@ -127,13 +127,33 @@ def test_replacing_leaves_no_part_of_what_was_there(place: tuple[Objects, str]) 
     for stranger in ("tokens-1.parquet", "costs-00000.parquet", "part-00000.parquet"):
         objects.put_bytes(f"{root}/out/{stranger}", b"not ours")
     write(place, "out", overwrite=True)
-    assert names(place) == [
+    assert sorted(names(place)) == [
         "out/costs-00000.parquet",
         "out/part-00000.parquet",
-        "out/tokens-00000.parquet",
         "out/tokens-1.parquet",
         "out/tokens-manifest.json",
+        "out/tokens/tokens-00000.parquet",
     ]
+
+
+def test_an_export_of_an_earlier_version_is_replaced(place: tuple[Objects, str]) -> None:
+    """Its parts lie beside its manifest."""
+    objects, root = place
+    for name in ("tokens-00000.parquet", "tokens-00001.parquet", "tokens-manifest.json"):
+        objects.put_bytes(f"{root}/out/{name}", b"earlier")
+    with pytest.raises(OutputError, match=r"tokens-00000.parquet exists already; .* --overwrite"):
+        write(place, "out")
+    write(place, "out", overwrite=True)
+    assert sorted(names(place)) == ["out/tokens-manifest.json", "out/tokens/tokens-00000.parquet"]
+
+
+def test_a_file_that_would_be_read_as_a_part_stands_in_the_way(place: tuple[Objects, str]) -> None:
+    objects, root = place
+    objects.put_bytes(f"{root}/out/tokens/.hidden", b"x")
+    write(place, "out")
+    objects.put_bytes(f"{root}/out/tokens/mine.parquet", b"x")
+    with pytest.raises(OutputError, match=r"tokens/mine\.parquet is not of such an export"):
+        write(place, "out", overwrite=True)
 
 
 def test_while_parts_are_replaced_there_is_no_manifest(place: tuple[Objects, str]) -> None:
@@ -245,8 +265,8 @@ def test_failures_that_pass_are_put_up_with(s3_server: str, s3: Objects, bucket:
 class Forgetful(Objects):
     """A file system that says it wrote a file, and wrote the half of it."""
 
-    def put_file(self, uri: str, local_path: Path) -> Artefact:
-        artefact = super().put_file(uri, local_path)
+    def put_file(self, uri: str, local_path: Path, staging: str | None = None) -> Artefact:
+        artefact = super().put_file(uri, local_path, staging)
         data = Path(uri).read_bytes()
         Path(uri).write_bytes(data[: len(data) // 2])
         return artefact

@@ -14,6 +14,7 @@ from ingest.making import completion
 
 from specbatch.pipeline.outputs.outputs import OutputWriter, read_manifest, read_output
 from specbatch.pipeline.storage.objects import Objects
+from specbatch.schemas.arrow import OUTPUT
 from specbatch.schemas.errors import FencedError, ObjectError, OutputError
 from specbatch.schemas.records import CompletionRecord, FinishReason, RejectedRow
 
@@ -138,7 +139,13 @@ def test_another_jobs_output_is_refused(place: tuple[Objects, str]) -> None:
         OutputWriter(objects, uri, "job-b").claim()
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "part-00000.parquet", "output.jsonl"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("manifest.json", "output.jsonl", "data/part-00000.parquet"),
+        *("part-00000.parquet", "data/prompts.parquet", "data/more/rows.csv"),
+    ],
+)
 def test_output_files_without_a_marker_are_refused(place: tuple[Objects, str], name: str) -> None:
     objects, uri = place
     objects.put_bytes(f"{uri}/{name}", b"old")
@@ -148,7 +155,8 @@ def test_output_files_without_a_marker_are_refused(place: tuple[Objects, str], n
 
 def test_unrelated_files_do_not_stand_in_the_way(place: tuple[Objects, str]) -> None:
     objects, uri = place
-    objects.put_bytes(f"{uri}/notes.txt", b"hello")
+    for name in ("notes.txt", "prompts.parquet", "data/.DS_Store", "data2/rows.parquet"):
+        objects.put_bytes(f"{uri}/{name}", b"hello")
     OutputWriter(objects, uri, "job-a").claim()
 
 
@@ -226,11 +234,60 @@ def test_a_crash_before_the_manifest_leaves_the_run_repeatable(place: tuple[Obje
         read_output(uri, objects)
     OutputWriter(objects, uri, "job-a", rows_per_part=5).write(COMPLETIONS, REJECTED)
     assert read_output(uri, objects).num_rows == 6
-    names = [info.uri.rpartition("/")[2] for info in objects.list(uri + "/")]
-    assert sorted(n for n in names if n.startswith("part-")) == [
-        "part-00000.parquet",
-        "part-00001.parquet",
-    ]
+    assert parts(objects, uri) == ["data/part-00000.parquet", "data/part-00001.parquet"]
+
+
+def parts(objects: Objects, uri: str) -> list[str]:
+    names = [info.uri.removeprefix(f"{uri}/") for info in objects.list(f"{uri}/")]
+    return sorted(name for name in names if "part-" in name)
+
+
+def as_earlier_versions_wrote(objects: Objects, uri: str) -> None:
+    """An output of one part, beside its manifest."""
+    OutputWriter(objects, uri, "job-a").write(COMPLETIONS, REJECTED)
+    manifest = orjson.loads(objects.get_bytes(f"{uri}/manifest.json"))
+    (part,) = manifest["parts"]
+    data = objects.get_bytes(f"{uri}/{part['name']}")
+    objects.delete(f"{uri}/{part['name']}")
+    part["name"] = part["name"].removeprefix("data/")
+    objects.put_bytes(f"{uri}/{part['name']}", data)
+    objects.put_bytes(f"{uri}/manifest.json", orjson.dumps(manifest))
+
+
+def test_an_output_of_an_earlier_version_is_read_and_replaced(place: tuple[Objects, str]) -> None:
+    objects, uri = place
+    as_earlier_versions_wrote(objects, uri)
+    assert parts(objects, uri) == ["part-00000.parquet"]
+    assert read_output(uri, objects).num_rows == 6
+    with pytest.raises(OutputError, match="holds job job-a"):
+        OutputWriter(objects, uri, "job-b").claim()
+    OutputWriter(objects, uri, "job-a").write(COMPLETIONS, REJECTED)
+    assert parts(objects, uri) == ["data/part-00000.parquet"]
+    assert read_output(uri, objects).num_rows == 6
+
+
+def test_a_killed_writer_leaves_nothing_where_readers_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Polars opens every file of a folder, and stumbles over one that is no Parquet."""
+
+    class Killed(BaseException):
+        """Nothing is tidied up."""
+
+    def die(path: Path, *_: object) -> None:
+        if path.name.endswith(".tmp") and "part-" in path.name:
+            raise Killed
+
+    uri = tmp_path / "out"
+    writer = OutputWriter(Objects(), str(uri), "job-a")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", die)
+        patch.setattr(Path, "unlink", lambda *_, **__: None)
+        with pytest.raises(Killed):
+            writer.write(COMPLETIONS, REJECTED)
+    (left,) = uri.rglob(".part-*.tmp")
+    assert left.parent == uri
+    assert list((uri / "data").iterdir()) == []
 
 
 def test_writing_again_takes_the_old_manifest_away_first(tmp_path: Path) -> None:
@@ -249,7 +306,7 @@ def test_writing_again_takes_the_old_manifest_away_first(tmp_path: Path) -> None
 def test_a_damaged_part_is_noticed_when_read(tmp_path: Path) -> None:
     uri = str(tmp_path / "out")
     OutputWriter(Objects(), uri, "job-a").write(COMPLETIONS, REJECTED)
-    part = tmp_path / "out" / "part-00000.parquet"
+    part = tmp_path / "out" / "data" / "part-00000.parquet"
     data = bytearray(part.read_bytes())
     data[len(data) // 2] ^= 1
     part.write_bytes(bytes(data))
@@ -259,9 +316,28 @@ def test_a_damaged_part_is_noticed_when_read(tmp_path: Path) -> None:
 
 def test_parts_are_ordinary_parquet(tmp_path: Path) -> None:
     OutputWriter(Objects(), str(tmp_path), "job-a").write(COMPLETIONS, [], info={"name": "n"})
-    table = pq.read_table(tmp_path / "part-00000.parquet")
+    table = pq.read_table(tmp_path / "data")
     assert table.num_rows == 4
     assert orjson.loads((tmp_path / "manifest.json").read_bytes())["info"] == {"name": "n"}
+
+
+def test_parts_as_json_lines_have_the_same_rows(place: tuple[Objects, str]) -> None:
+    objects, uri = place
+    odd = completion(5, top_logprobs=(((), ()),) * 3, logprobs=(-0.5, math.nan, 0.0))
+    given = [*COMPLETIONS, completion(4, 1, text='a "b"\n\u2028é'), odd]
+    manifest = OutputWriter(objects, uri, "job-a", 4, "jsonl").write(given, REJECTED)
+    names = ["data/part-00000.jsonl", "data/part-00001.jsonl"]
+    assert [part.name for part in manifest.parts] == parts(objects, uri) == names
+    rows = [row for name in names for row in lines(objects, f"{uri}/{name}")]
+    assert [list(row) for row in rows] == [OUTPUT.names] * 8
+    assert rows[2] == {**dict.fromkeys(OUTPUT.names), "row_index": 1, "sample_index": 0,
+                       "finish_reason": "error", "error": "bad_json: no JSON"}  # fmt: skip
+    OutputWriter(objects, f"{uri}-2", "job-a").write(given, REJECTED)
+    expected = read_output(f"{uri}-2", objects).to_pylist()
+    (nan,) = (row for row in expected if row["row_index"] == 5)
+    assert math.isnan(nan["logprobs"][1])
+    nan["logprobs"][1] = None  # JSON has no NaN
+    assert read_output(uri, objects).to_pylist() == expected
 
 
 def test_openai_files_hold_one_line_per_request(place: tuple[Objects, str]) -> None:

@@ -119,7 +119,9 @@ def test_uploads_of_an_unfinished_publication_go_with_a_purge_of_the_output(
     ended(store, JOB, output_uri=f"{bucket}/out", workspace_uri=f"{bucket}/jobs/{JOB}")
     OutputWriter(s3, f"{bucket}/out", JOB).claim()
     others = ["out/mine.bin", "out/remainder-another.parquet", "out/sub/part-00000.parquet"]
-    mine = ["out/part-00000.parquet", "out/output.jsonl", f"out/remainder-{JOB}.parquet"]
+    others += ["out/data/mine.bin"]
+    mine = ["out/data/part-00000.parquet", "out/output.jsonl", f"out/remainder-{JOB}.parquet"]
+    mine += ["out/part-00000.parquet"]  # of an earlier version
     begin(s3_client, bucket, *others, *mine)
     list(Purger(store, s3, {}).purge(Due(store.get_job(JOB), "asked for"), with_output=True))
     assert sorted(unfinished(s3_client, bucket)) == sorted(others)

@@ -216,7 +216,7 @@ def test_what_nobody_touched_is_intact_and_what_is_not_covered_is_told(
 # --- outputs --------------------------------------------------------------------------------
 
 OUTPUTS = [
-    ("plain", "out/part-00000.parquet"),
+    ("plain", "out/data/part-00000.parquet"),
     ("openai", "chats/output.jsonl"),
     ("openai", "chats/errors.jsonl"),
     ("stopped", "stopped/remainder-{}.parquet"),
@@ -251,18 +251,45 @@ def test_a_file_of_the_output_is_as_it_was_published_or_named(
 
 def test_two_parts_that_changed_places_and_one_more_are_named(jobs: Jobs, place: Place) -> None:
     out = place.home / "out"
-    part = out / "part-00000.parquet"
-    other = place.home / "chats" / "part-00000.parquet"
+    part = out / "data/part-00000.parquet"
+    other = place.home / "chats" / "data/part-00000.parquet"
     swapped = bytearray(other.read_bytes())
     swapped += bytes(max(0, part.stat().st_size - len(swapped)))  # of the same size
-    (out / "part-00001.parquet").write_bytes(part.read_bytes())
+    (out / "data/part-00001.parquet").write_bytes(part.read_bytes())
     part.write_bytes(swapped[: part.stat().st_size])
     code, said = place.audit(jobs.plain)
     assert code == 3
     changed, added = (line for line in said.splitlines() if line.startswith("output: "))
-    assert "part-00000.parquet was changed" in changed
-    assert "part-00001.parquet is not named by the manifest" in added
+    assert "data/part-00000.parquet was changed" in changed
+    assert "data/part-00001.parquet is not named by the manifest" in added
     assert added.endswith("remove it")
+
+
+def test_a_file_that_would_be_read_as_completions_is_named(jobs: Jobs, place: Place) -> None:
+    stranger = place.home / "out" / "data" / "more.parquet"
+    shutil.copy(place.home / "prompts.parquet", stranger)
+    (place.home / "out" / "data" / ".DS_Store").write_bytes(b"hidden, so no reader opens it")
+    code, said = place.audit(jobs.plain)
+    assert code == 3
+    [line] = (line for line in said.splitlines() if line.startswith("output: "))
+    assert f"{stranger} is not named by the manifest" in line
+
+
+def test_an_output_of_an_earlier_version_is_audited(jobs: Jobs, place: Place) -> None:
+    """Its parts lie beside the manifest."""
+    out = place.home / "out"
+    before = (out / "manifest.json").read_bytes()
+    (out / "data/part-00000.parquet").rename(out / "part-00000.parquet")
+    after = before.replace(b"data/part-", b"part-")
+    (out / "manifest.json").write_bytes(after)
+    code, said = place.audit(jobs.plain)
+    findings = [line for line in said.splitlines() if line.startswith("output: ")]
+    assert code == 3
+    assert len(findings) == 1
+    assert "manifest.json is not the manifest that was published" in findings[0]
+    flip(out / "part-00000.parquet", 100)
+    _, said = place.audit(jobs.plain)
+    assert "/out/part-00000.parquet was changed" in said
 
 
 def test_a_missing_manifest_and_that_of_another_job_are_named(jobs: Jobs, place: Place) -> None:
@@ -370,13 +397,13 @@ def test_an_output_in_a_bucket_is_compared_too(place: Place, s3: Any) -> None:
     assert (code, INTACT in said) == (0, True), said
     assert f"{s3.uri}/nightly/manifest.json" in said
     client = s3.client()
-    key = {"Bucket": s3.bucket, "Key": "nightly/part-00000.parquet"}
+    key = {"Bucket": s3.bucket, "Key": "nightly/data/part-00000.parquet"}
     data = bytearray(client.get_object(**key)["Body"].read())
     data[len(data) // 2] ^= 1
     client.put_object(**key, Body=bytes(data))
     code, said = place.audit(job_id, environment=place.environment(**environment))
     assert code == 3
-    assert f"{s3.uri}/nightly/part-00000.parquet was changed" in said
+    assert f"{s3.uri}/nightly/data/part-00000.parquet was changed" in said
     client.delete_object(Bucket=s3.bucket, Key="nightly/manifest.json")
     code, said = place.audit(job_id, environment=place.environment(**environment))
     assert code == 3

@@ -134,7 +134,7 @@ def test_a_job_goes_on_past_it(tmp_path: Path, tiny_pair: TinyPair) -> None:
     done: Any = json.loads(out.strip().splitlines()[-1])
     assert done["rows_failed"] == 1, err
     assert "Traceback" not in err
-    rows = pq.read_table(tmp_path / "out" / "part-00000.parquet").to_pylist()
+    rows = pq.read_table(tmp_path / "out" / "data/part-00000.parquet").to_pylist()
     assert [row["id"] for row in rows] == ["a", "b", "c", "big", "d", "e", "f"]
     assert [row["id"] for row in rows if row["error"]] == ["big"]
     assert peak_mib < MOST_MIB

@@ -31,7 +31,7 @@ def test_a_later_row_may_really_have_that_number(
         environment={"SPECBATCH_WORKSPACE": str(tmp_path / "data")}, cwd=tmp_path, timeout=120,
     )  # fmt: skip
     assert json.loads(done.stdout.strip().splitlines()[-1])["rows_failed"] == 1, done.stderr
-    rows = pq.read_table(tmp_path / "out" / "part-00000.parquet").to_pylist()
+    rows = pq.read_table(tmp_path / "out" / "data/part-00000.parquet").to_pylist()
     named = sorted((r["row_index"], r["id"], r["error"] is None) for r in rows)
     assert named == [
         (0, "0", True), (1, "x", True), (2, "2", True), (3, "0", True), (4, "2", True),

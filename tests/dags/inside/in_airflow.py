@@ -210,6 +210,7 @@ def test_a_job_is_done_and_its_figures_are_in_xcom_and_in_the_assets_event(
     assert told["cost_usd"] > 0
     assert told["output_uri"] == conf["output"]
     assert Path(told["manifest_uri"]).is_file()
+    assert Path(told["data_uri"]).is_dir()
     assert ran.xcoms["after"] == "done"
     ((uri, extra),) = ran.events
     assert uri == Path(conf["output"]).as_uri()

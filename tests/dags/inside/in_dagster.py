@@ -129,6 +129,7 @@ def test_the_example_has_one_job_for_each_partition_and_its_figures_as_metadata(
         assert told["specbatch/cost_usd"] == outcome.cost_usd > 0
         assert told["specbatch/output_uri"] == outcome.output_uri
         assert Path(told["specbatch/manifest_uri"]).is_file()
+        assert Path(told["specbatch/data_uri"]).is_dir()
         jobs.add(told["specbatch/job_id"])
     assert len(jobs) == 2
 
