@@ -461,14 +461,28 @@ def spec_of(job: JobRow) -> JobSpec:
 
 
 def absolute(uri: str, base: Path) -> str:
-    """Absolute form of a local path; anything with a scheme stays as it is."""
-    return uri if "://" in uri else str((base / Path(uri).expanduser()).absolute())
+    """Absolute form of a local path; anything with a scheme stays as it is. Raises `SpecError`."""
+    return uri if "://" in uri else str((base / _expanded(uri)).absolute())
 
 
 def model_ref(ref: str, base: Path) -> str:
-    """The absolute path of a local folder; a hub id or served name is returned unchanged."""
-    path = base / Path(ref).expanduser()
-    return str(path.resolve()) if path.is_dir() or ref.startswith((".", "/", "~")) else ref
+    """The absolute path of a local folder; a hub id or served name is returned unchanged.
+
+    Raises `SpecError`.
+    """
+    path = base / _expanded(ref)
+    try:
+        is_path = ref.startswith((".", "/", "~")) or path.is_dir()
+    except OSError:  # no right to look there
+        is_path = True
+    return str(path.resolve()) if is_path else ref
+
+
+def _expanded(path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise SpecError(f"path {path} begins with the home folder of an unknown user") from None
 
 
 def load_spec(values: dict[str, Any]) -> JobSpec:

@@ -23,6 +23,7 @@ from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperGroup
 
 from specbatch.pipeline.observe.terminal.plain_console import PlainConsole
 from specbatch.pipeline.observe.tracing.logs import JsonFormatter
@@ -59,9 +60,10 @@ def progress_bar(what: str, total: float | None = None) -> Iterator[Callable[...
         yield partial(progress.update, progress.add_task(what, total=total))
 
 
-def new_app(help_text: str) -> typer.Typer:
-    """A typer app whose errors are ours to show."""
+def new_app(help_text: str, group: type[TyperGroup] | None = None) -> typer.Typer:
+    """A typer app whose errors are ours to show. `group`: the class that holds its commands."""
     return typer.Typer(
+        cls=group,
         help=help_text,
         no_args_is_help=True,
         pretty_exceptions_enable=False,

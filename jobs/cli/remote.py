@@ -6,7 +6,6 @@ import time
 
 import typer
 
-from specbatch.jobs.cli.checks import check_input_here
 from specbatch.jobs.cli.connect import check_broker, client
 from specbatch.jobs.cli.console import INTERRUPTED, err, remark, say, say_json
 from specbatch.jobs.cli.outcome import as_json, finish
@@ -34,7 +33,6 @@ def submit_there(
     """Store the job and enqueue it; with `wait`, follow it to its end."""
     begun = time.monotonic()
     check_broker(settings)
-    check_input_here(spec.input)
     with client(settings) as c:
         job, created = c.submit(spec, key)
         known = f"is known by this key and {job.state}: nothing is submitted twice"

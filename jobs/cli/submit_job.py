@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from specbatch.jobs.cli import options as o
+from specbatch.jobs.cli.checks import check_first, check_input_here
 from specbatch.jobs.cli.connect import load_settings
 from specbatch.jobs.cli.console import new_app, run
 from specbatch.pipeline.operations.spec_input import build_spec
@@ -107,6 +108,10 @@ def submit_job(
         submit_scheduled(load_settings(), schedule, logical_time, wait, timeout, json)
         return
     spec, settings = build_spec(spec_file, flags), load_settings()
+    if local or dry_run:
+        check_first(spec)
+    else:
+        check_input_here(spec.input)
     if dry_run:
         from specbatch.jobs.cli.dry_run import show_plan
 

@@ -12,7 +12,7 @@ import pytest
 from support.models import TinyPair, tiny_llama
 
 BAD_FLAGS = {
-    "missing file": (["--input", "nope.parquet"], "nope.parquet does not exist or is empty"),
+    "missing file": (["--input", "nope.parquet"], "nope.parquet does not exist"),
     "truncated": (["--input", "cut.parquet"], "cut.parquet is truncated or not Parquet"),
     "not parquet": (["--input", "text.parquet"], "text.parquet is truncated or not Parquet"),
     "missing column": (["--prompt-column", "p"], "no column `p`; its columns are id, prompt"),
