@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,6 +21,7 @@ from pydantic import (
 
 from specbatch.schemas.encryption import no_key
 from specbatch.schemas.errors import SpecError
+from specbatch.schemas.field_errors import explain
 from specbatch.schemas.fingerprint import PATTERN
 from specbatch.schemas.numeric_class import UNKNOWN, contradiction, dtype_of, engine_key
 from specbatch.schemas.privacy import SEALED
@@ -485,38 +486,12 @@ def _expanded(path: str) -> Path:
         raise SpecError(f"path {path} begins with the home folder of an unknown user") from None
 
 
-def load_spec(values: dict[str, Any]) -> JobSpec:
-    """Build a spec; raise `SpecError` naming every wrong field and what is allowed."""
+def load_spec(values: dict[str, Any], flags: Collection[str] = ()) -> JobSpec:
+    """Build a spec; raise `SpecError` naming every wrong field and what is allowed.
+
+    `flags`: dotted names of fields that were given as flags.
+    """
     try:
         return JobSpec.model_validate(values)
     except ValidationError as error:
-        raise SpecError("job spec: " + "; ".join(map(explain, error.errors()))) from None
-
-
-# Parts of a location that name no field.
-_OF_UNION = re.compile(r"literal|constrained|tuple\[|(str|int|float|bool)$")
-
-
-def explain(error: Any, model: type[BaseModel] = JobSpec) -> str:
-    """One of pydantic's errors about a model, as part of a sentence."""
-    parts = (str(part) for part in error["loc"])
-    where = ".".join(part for part in parts if not _OF_UNION.match(part))
-    if error["type"] == "extra_forbidden":
-        allowed = ", ".join(_fields_at(model, error["loc"][:-1]))
-        return f"unknown field `{where}`; allowed here: {allowed}"
-    if error["type"] == "missing":
-        return f"field `{where}` is required"
-    given = error.get("input")
-    shown = f" (got {given!r:.100})" if isinstance(given, str | int | float | bool) else ""
-    message = error["msg"].removeprefix("Value error, ")
-    message = f"{message[0].lower()}{message[1:]}{shown}"
-    return f"field `{where}`: {message}" if where else message
-
-
-def _fields_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
-    for part in location:
-        annotation = model.model_fields[part].annotation if part in model.model_fields else None
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            return []
-        model = annotation
-    return sorted(model.model_fields)
+        raise SpecError(f"job spec: {explain(error.errors(), JobSpec, flags)}") from None

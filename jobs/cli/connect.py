@@ -14,6 +14,7 @@ from pydantic_settings import SettingsError
 from specbatch.jobs.cli.console import log_as, remark
 from specbatch.schemas.encryption import SETTING as SECRET_SETTING
 from specbatch.schemas.errors import SpecbatchError, UsageError, first_line
+from specbatch.schemas.field_errors import must_be
 from specbatch.schemas.masking import mask_url, masked
 from specbatch.schemas.patience import NoAnswerError, patiently
 from specbatch.schemas.records import DueWork
@@ -45,8 +46,8 @@ def load_settings(**values: Any) -> Settings:
     except ValidationError as error:
         problem = error.errors()[0]
         name = "SPECBATCH_" + "_".join(str(part) for part in problem["loc"]).upper()
-        given = "" if name == SECRET_SETTING else f" (got {problem['input']!r})"
-        raise UsageError(f"setting {name}: {problem['msg']}{given}") from None
+        said = must_be([problem | {"input": None}] if name == SECRET_SETTING else [problem])
+        raise UsageError(f"setting {name}: {said}") from None
     except OSError as error:
         why = (error.strerror or "error").lower()
         raise UsageError(f"the settings file {path} cannot be read: {why}") from None
