@@ -454,6 +454,19 @@ class JobSpec(Part):
         return self.may_propose and (pilot or every)
 
 
+CONTEXT_TOKENS = "context_tokens"  # key of a job's report, where its max_tokens is above it
+
+
+def beyond_context(max_tokens: int, context_tokens: int | None) -> str | None:
+    """What to say where completions cannot have `max_tokens`; None where they can, or might."""
+    if context_tokens is None or max_tokens < context_tokens:
+        return None
+    return (
+        f"max_tokens {max_tokens:,} is above what the model can do: prompt and completion have "
+        f"{context_tokens:,} tokens at most, and a completion ends there with finish reason length"
+    )
+
+
 def spec_of(job: JobRow) -> JobSpec:
     """A stored job's spec. Raises `UsageError` if it is encrypted and the key is not here."""
     if job.spec.get(SEALED):

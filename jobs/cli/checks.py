@@ -13,13 +13,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specbatch.jobs.cli.console import remark
 from specbatch.pipeline.inputs.jsonl import JsonlSource
 from specbatch.pipeline.inputs.sources import find_files
 from specbatch.pipeline.storage.objects import Objects, tidy
 from specbatch.schemas.errors import InputError, JobNotFoundError, ObjectError
 from specbatch.schemas.extras import require_engine_extra
 from specbatch.schemas.settings import Settings
-from specbatch.schemas.spec import InputSpec, JobSpec
+from specbatch.schemas.spec import InputSpec, JobSpec, beyond_context
 
 if TYPE_CHECKING:
     from specbatch.pipeline.operations.preflight import Checked
@@ -63,7 +64,15 @@ def check_job(
             return False
 
     memory = settings.ingest_memory_mib << 20
-    return preflight.check_job(spec, settings.s3_endpoint_url, is_mine, memory)
+    checked = preflight.check_job(spec, settings.s3_endpoint_url, is_mine, memory)
+    tell_beyond_context(spec, checked.context_tokens)
+    return checked
+
+
+def tell_beyond_context(spec: JobSpec, context_tokens: int | None) -> None:
+    """Say so where the model cannot write as many tokens as the job allows."""
+    if words := beyond_context(spec.sampling.max_tokens, context_tokens):
+        remark(words)
 
 
 def check_input_here(spec: InputSpec, may_be_empty: bool = False) -> None:

@@ -37,6 +37,8 @@ err = PlainConsole(stderr=True)
 
 _ANY_WIDTH = 10_000
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+NOT_SUBMITTED = "interrupted: nothing was submitted"
+MAYBE_SUBMITTED = "interrupted while the job was stored: `specbatch jobs` says whether it is there"
 _CRASHED = 1
 _formatter = logging.Formatter()
 _text_handler: logging.Handler = logging.NullHandler()  # of this program, once it logs
@@ -170,6 +172,21 @@ def remark(message: str) -> None:
         log.info("%s", message)  # one record, however long
         return
     err.print(one_line(masked(message)), markup=False, highlight=False, soft_wrap=True)
+
+
+def stored(job_id: str) -> str:
+    """What a Ctrl-C leaves once a job is stored, in words."""
+    return f"interrupted; job {job_id} is stored: `specbatch show {job_id}` says how it stands"
+
+
+@contextmanager
+def if_interrupted(words: str) -> Iterator[None]:
+    """Say these words at a Ctrl-C in the block, and end the command."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        remark(words)
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def say(message: str) -> None:

@@ -51,6 +51,15 @@ def check_folder(ref: str) -> None:
         _read_config(ref, _locate(ref))
 
 
+def known_context(ref: str) -> int | None:
+    """The context in tokens of a model whose folder is here and readable; else None."""
+    try:
+        folder = _folder_of(ref)
+        return None if folder is None else _context_tokens(_read_config(ref, folder))
+    except (ModelError, TypeError, ValueError, AttributeError):
+        return None
+
+
 def inspect_folder(ref: str, path: Path) -> ModelFolder:
     """The same for a model that was located before, without asking the hub again."""
     config = _read_config(ref, path)
