@@ -30,6 +30,7 @@ from specbatch.pipeline.runtime.sweeper import QueueLength, Requeuer, Sweeper, u
 from specbatch.pipeline.runtime.work_stealing import WorkStealer
 from specbatch.schemas.encryption import Cipher
 from specbatch.schemas.errors import DeviceLostError, MissingExtraError, UsageError
+from specbatch.schemas.extras import require_engine_extra
 from specbatch.schemas.masking import hide_in_logs
 from specbatch.schemas.messages import HintMessage
 from specbatch.schemas.notifications import load_targets
@@ -454,12 +455,3 @@ def patient(enqueue: Enqueue) -> Enqueue:
             log.warning("could not enqueue %s, the sweeper will: %s", work, error)
 
     return attempt
-
-
-def require_engine_extra() -> None:
-    """Raise `MissingExtraError` unless the engine's packages are installed."""
-    missing = [n for n in ("torch", "transformers", "pyarrow") if find_spec(n) is None]
-    if missing:
-        raise MissingExtraError(
-            f"{', '.join(missing)} is not installed here: `pip install 'specbatch[engine]'`"
-        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,6 +21,7 @@ from pydantic import (
 
 from specbatch.schemas.encryption import no_key
 from specbatch.schemas.errors import SpecError
+from specbatch.schemas.field_errors import explain
 from specbatch.schemas.fingerprint import PATTERN
 from specbatch.schemas.notifications import NAME_PATTERN
 from specbatch.schemas.numeric_class import UNKNOWN, contradiction, dtype_of, engine_key
@@ -472,6 +473,19 @@ class JobSpec(Part):
         return self.may_propose and (pilot or every)
 
 
+CONTEXT_TOKENS = "context_tokens"  # key of a job's report, where its max_tokens is above it
+
+
+def beyond_context(max_tokens: int, context_tokens: int | None) -> str | None:
+    """What to say where completions cannot have `max_tokens`; None where they can, or might."""
+    if context_tokens is None or max_tokens < context_tokens:
+        return None
+    return (
+        f"max_tokens {max_tokens:,} is above what the model can do: prompt and completion have "
+        f"{context_tokens:,} tokens at most, and a completion ends there with finish reason length"
+    )
+
+
 def spec_of(job: JobRow) -> JobSpec:
     """A stored job's spec. Raises `UsageError` if it is encrypted and the key is not here."""
     if job.spec.get(SEALED):
@@ -480,48 +494,36 @@ def spec_of(job: JobRow) -> JobSpec:
 
 
 def absolute(uri: str, base: Path) -> str:
-    """Absolute form of a local path; anything with a scheme stays as it is."""
-    return uri if "://" in uri else str((base / Path(uri).expanduser()).absolute())
+    """Absolute form of a local path; anything with a scheme stays as it is. Raises `SpecError`."""
+    return uri if "://" in uri else str((base / _expanded(uri)).absolute())
 
 
 def model_ref(ref: str, base: Path) -> str:
-    """The absolute path of a local folder; a hub id or served name is returned unchanged."""
-    path = base / Path(ref).expanduser()
-    return str(path.resolve()) if path.is_dir() or ref.startswith((".", "/", "~")) else ref
+    """The absolute path of a local folder; a hub id or served name is returned unchanged.
+
+    Raises `SpecError`.
+    """
+    path = base / _expanded(ref)
+    try:
+        is_path = ref.startswith((".", "/", "~")) or path.is_dir()
+    except OSError:  # no right to look there
+        is_path = True
+    return str(path.resolve()) if is_path else ref
 
 
-def load_spec(values: dict[str, Any]) -> JobSpec:
-    """Build a spec; raise `SpecError` naming every wrong field and what is allowed."""
+def _expanded(path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise SpecError(f"path {path} begins with the home folder of an unknown user") from None
+
+
+def load_spec(values: dict[str, Any], flags: Collection[str] = ()) -> JobSpec:
+    """Build a spec; raise `SpecError` naming every wrong field and what is allowed.
+
+    `flags`: dotted names of fields that were given as flags.
+    """
     try:
         return JobSpec.model_validate(values)
     except ValidationError as error:
-        raise SpecError("job spec: " + "; ".join(map(explain, error.errors()))) from None
-
-
-# Parts of a location that name no field.
-_OF_UNION = re.compile(r"literal|constrained|tuple\[|(str|int|float|bool)$")
-
-
-def explain(error: Any, model: type[BaseModel] = JobSpec) -> str:
-    """One of pydantic's errors about a model, as part of a sentence."""
-    parts = (str(part) for part in error["loc"])
-    where = ".".join(part for part in parts if not _OF_UNION.match(part))
-    if error["type"] == "extra_forbidden":
-        allowed = ", ".join(_fields_at(model, error["loc"][:-1]))
-        return f"unknown field `{where}`; allowed here: {allowed}"
-    if error["type"] == "missing":
-        return f"field `{where}` is required"
-    given = error.get("input")
-    shown = f" (got {given!r:.100})" if isinstance(given, str | int | float | bool) else ""
-    message = error["msg"].removeprefix("Value error, ")
-    message = f"{message[0].lower()}{message[1:]}{shown}"
-    return f"field `{where}`: {message}" if where else message
-
-
-def _fields_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
-    for part in location:
-        annotation = model.model_fields[part].annotation if part in model.model_fields else None
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            return []
-        model = annotation
-    return sorted(model.model_fields)
+        raise SpecError(f"job spec: {explain(error.errors(), JobSpec, flags)}") from None

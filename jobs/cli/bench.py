@@ -67,7 +67,7 @@ def bench(
     ),
 ) -> None:
     """Measure throughput side by side with other engines, by N and by acceptance of drafts."""
-    from specbatch.pipeline.bootstrap import require_engine_extra
+    from specbatch.schemas.extras import require_engine_extra
 
     require_engine_extra()
     import torch

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from specbatch.jobs.cli.console import remark, say, say_json
-from specbatch.pipeline.bootstrap import require_engine_extra
+from specbatch.schemas.extras import require_engine_extra
 
 if TYPE_CHECKING:
     from specbatch.jobs.chaos.harness import Ran

@@ -1,5 +1,6 @@
 """What a command checks before a job starts: everything with the engine extra, else the input.
 
+What needs neither torch nor the store is checked first, so a slip is answered within a second.
 Without the engine only a local input is checked: is it there, whole, with the column? Workers check
 everything again. Where pyarrow is missing only what needs no reader is checked; an input on S3 is
 left to the workers, who may be the only ones to have its keys.
@@ -7,22 +8,38 @@ left to the workers, who may be the only ones to have its keys.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specbatch.pipeline.bootstrap import require_engine_extra
-from specbatch.pipeline.inputs.folders import is_glob, local_files, local_matches, wanted_suffixes
+from specbatch.jobs.cli.console import remark
+from specbatch.pipeline.inputs.jsonl import JsonlSource
+from specbatch.pipeline.inputs.sources import find_files
+from specbatch.pipeline.storage.objects import Objects, tidy
 from specbatch.schemas.errors import InputError, JobNotFoundError, ObjectError, UsageError
+from specbatch.schemas.extras import require_engine_extra
 from specbatch.schemas.notifications import FILE, load_targets
 from specbatch.schemas.settings import Settings
-from specbatch.schemas.spec import InputSpec, JobSpec
+from specbatch.schemas.spec import InputSpec, JobSpec, beyond_context
 
 if TYPE_CHECKING:
     from specbatch.pipeline.operations.preflight import Checked
 
 _MAGIC = b"PAR1"
+
+
+def check_first(spec: JobSpec) -> None:
+    """Raise a `UsageError` for a local input or model folder that is plainly wrong.
+
+    `check_job` finds the rest, which takes torch and perhaps the store or the hub.
+    """
+    check_input_here(spec.input)
+    require_engine_extra()
+    from specbatch.pipeline.engines.models.model_folder import check_folder
+
+    for ref in filter(None, (spec.verifier, spec.proposer)):
+        check_folder(ref)
 
 
 def check_job(
@@ -48,42 +65,55 @@ def check_job(
             return False
 
     memory = settings.ingest_memory_mib << 20
-    return preflight.check_job(spec, settings.s3_endpoint_url, is_mine, memory)
+    checked = preflight.check_job(spec, settings.s3_endpoint_url, is_mine, memory)
+    tell_beyond_context(spec, checked.context_tokens)
+    return checked
 
 
-def check_input_here(spec: InputSpec) -> None:
-    """Raise `InputError` for a local input that is missing or damaged or lacks the column."""
-    if "://" in spec.uri:
+def tell_beyond_context(spec: JobSpec, context_tokens: int | None) -> None:
+    """Say so where the model cannot write as many tokens as the job allows."""
+    if words := beyond_context(spec.sampling.max_tokens, context_tokens):
+        remark(words)
+
+
+def check_input_here(spec: InputSpec, may_be_empty: bool = False) -> None:
+    """Raise `InputError` for a local input that is missing, damaged or empty or lacks a column.
+
+    It looks into the first lines of JSONL files and at the footers of Parquet files.
+    `may_be_empty` accepts an input without rows.
+    """
+    if "://" in tidy(spec.uri):
         return
+    objects = Objects()
     try:
-        files = _files(spec)
+        files, name = find_files(spec, objects)
+        if name == "parquet":
+            has_rows = _check_parquet([Path(file.uri) for file in files], spec)
+        else:
+            source = JsonlSource(spec, objects, files, name)
+            source.check()
+            has_rows = not source.is_empty()
     except ObjectError as error:
         raise InputError(str(error)) from None
-    if not files:
-        raise InputError(
-            f"no file matches input {spec.uri}"
-            if is_glob(spec.uri)
-            else f"input {spec.uri} does not exist or is empty"
-        )
+    if not has_rows and not may_be_empty:
+        raise InputError(f"input {spec.uri} has no rows: there is nothing to generate")
+
+
+def check_scheduled(spec: JobSpec) -> None:
+    """The check of a job that comes by schedule: some nights have no rows."""
+    check_input_here(spec.input, may_be_empty=True)
+
+
+def _check_parquet(files: Sequence[Path], spec: InputSpec) -> bool:
+    """Whether there are rows, or might be. Raises `InputError`."""
     for file in files:
-        if spec.format == "parquet" or (spec.format == "auto" and file.suffix == ".parquet"):
-            _check_parquet(file, spec)
+        _check_whole(file)
+    if find_spec("pyarrow") is None:
+        return True
+    return sum([_checked_rows(file, spec) for file in files]) > 0
 
 
-def _files(spec: InputSpec) -> list[Path]:
-    """Those that workers will read."""
-    path = Path(spec.uri)
-    if path.is_file():
-        return [path]
-    if path.is_dir():
-        wanted = wanted_suffixes(spec.format)
-        return [p for p in local_files(path) if p.name.endswith(wanted)]
-    if not is_glob(str(path)):
-        return []
-    return [p for p in local_matches(str(path)) if p.is_file()]
-
-
-def _check_parquet(file: Path, spec: InputSpec) -> None:
+def _check_whole(file: Path) -> None:
     try:
         with file.open("rb") as handle:
             head = handle.read(4)
@@ -92,23 +122,27 @@ def _check_parquet(file: Path, spec: InputSpec) -> None:
     except OSError as error:
         raise InputError(f"cannot read {file}: {(error.strerror or 'error').lower()}") from None
     if head != _MAGIC or tail != _MAGIC:
-        raise InputError(f"{file} is not a whole Parquet file: it is damaged or cut short")
-    if find_spec("pyarrow") is not None:
-        _check_columns(file, spec)
+        raise _damaged(file)
 
 
-def _check_columns(file: Path, spec: InputSpec) -> None:
+def _damaged(file: Path) -> InputError:
+    return InputError(f"{file} is truncated or not Parquet; write it again, or leave it out")
+
+
+def _checked_rows(file: Path, spec: InputSpec) -> int:
+    """How many rows the file has. Raises `InputError` where a column is missing."""
     import pyarrow.parquet as pq
 
     try:
-        names = pq.read_schema(file).names
-    except Exception as error:  # Arrow raises many kinds for one meaning
-        first = str(error).partition("\n")[0]
-        raise InputError(f"{file} is not a readable Parquet file: {first}") from None
+        metadata = pq.read_metadata(file)
+        names = metadata.schema.to_arrow_schema().names
+    except Exception:  # Arrow raises many kinds for one meaning
+        raise _damaged(file) from None
     named = (spec.prompt_column, spec.id_column, spec.seed_column, spec.tag_column)
     for column in (*named, spec.sampling_column):
         if column is not None and column not in names:
             raise InputError(f"{file} has no column `{column}`; its columns are {', '.join(names)}")
+    return int(metadata.num_rows)
 
 
 def check_targets(settings: Settings, spec: JobSpec, local: bool) -> None:

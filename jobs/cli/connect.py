@@ -12,17 +12,18 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from specbatch.jobs.cli.console import log_as, remark
-from specbatch.pipeline.bootstrap import make_client, make_store
-from specbatch.pipeline.runtime.client import Client, Enqueue
 from specbatch.schemas.encryption import SETTING as SECRET_SETTING
 from specbatch.schemas.errors import SpecbatchError, UsageError, first_line
+from specbatch.schemas.field_errors import must_be
 from specbatch.schemas.masking import mask_url, masked
 from specbatch.schemas.patience import NoAnswerError, patiently
 from specbatch.schemas.records import DueWork
 from specbatch.schemas.settings import Settings
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what a command needs not to refuse a wrong flag is imported where it is used
     from celery import Celery
+
+    from specbatch.pipeline.runtime.client import Client, Enqueue
 
 REACH_SEC = 5.0
 _OTHERS = 0o044  # of a file's mode: group or anybody may read it
@@ -45,8 +46,8 @@ def load_settings(**values: Any) -> Settings:
     except ValidationError as error:
         problem = error.errors()[0]
         name = "SPECBATCH_" + "_".join(str(part) for part in problem["loc"]).upper()
-        given = "" if name == SECRET_SETTING else f" (got {problem['input']!r})"
-        raise UsageError(f"setting {name}: {problem['msg']}{given}") from None
+        said = must_be([problem | {"input": None}] if name == SECRET_SETTING else [problem])
+        raise UsageError(f"setting {name}: {said}") from None
     except OSError as error:
         why = (error.strerror or "error").lower()
         raise UsageError(f"the settings file {path} cannot be read: {why}") from None
@@ -68,6 +69,8 @@ def _has_password(path: Path) -> bool:
 @contextmanager
 def client(settings: Settings) -> Iterator[Client]:
     """A client that works without a broker: the store has the work, and the sweeper enqueues it."""
+    from specbatch.pipeline.bootstrap import make_client, make_store
+
     with closing(make_store(settings)) as store:
         yield make_client(settings, _forgiving_enqueue(settings), store)
 

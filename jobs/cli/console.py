@@ -23,6 +23,7 @@ from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperGroup
 
 from specbatch.pipeline.observe.terminal.plain_console import PlainConsole
 from specbatch.pipeline.observe.tracing.logs import JsonFormatter
@@ -36,6 +37,8 @@ err = PlainConsole(stderr=True)
 
 _ANY_WIDTH = 10_000
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+NOT_SUBMITTED = "interrupted: nothing was submitted"
+MAYBE_SUBMITTED = "interrupted while the job was stored: `specbatch jobs` says whether it is there"
 _CRASHED = 1
 _formatter = logging.Formatter()
 _text_handler: logging.Handler = logging.NullHandler()  # of this program, once it logs
@@ -59,9 +62,10 @@ def progress_bar(what: str, total: float | None = None) -> Iterator[Callable[...
         yield partial(progress.update, progress.add_task(what, total=total))
 
 
-def new_app(help_text: str) -> typer.Typer:
-    """A typer app whose errors are ours to show."""
+def new_app(help_text: str, group: type[TyperGroup] | None = None) -> typer.Typer:
+    """A typer app whose errors are ours to show. `group`: the class that holds its commands."""
     return typer.Typer(
+        cls=group,
         help=help_text,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
@@ -168,6 +172,21 @@ def remark(message: str) -> None:
         log.info("%s", message)  # one record, however long
         return
     err.print(one_line(masked(message)), markup=False, highlight=False, soft_wrap=True)
+
+
+def stored(job_id: str) -> str:
+    """What a Ctrl-C leaves once a job is stored, in words."""
+    return f"interrupted; job {job_id} is stored: `specbatch show {job_id}` says how it stands"
+
+
+@contextmanager
+def if_interrupted(words: str) -> Iterator[None]:
+    """Say these words at a Ctrl-C in the block, and end the command."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        remark(words)
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def say(message: str) -> None:

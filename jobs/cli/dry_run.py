@@ -14,6 +14,7 @@ from rich.table import Table
 from specbatch.jobs.cli.checks import check_job
 from specbatch.jobs.cli.console import err, out, say, say_json
 from specbatch.jobs.cli.cost import cost_of
+from specbatch.jobs.cli.outcome import ROWS_COUNT
 from specbatch.pipeline.bootstrap import make_store, priced_device
 from specbatch.pipeline.policy.costs.forecast import Forecast, PastJob, Range, forecast
 from specbatch.pipeline.policy.costs.job_costs import JobCost
@@ -168,6 +169,8 @@ def _print(plan: Plan, spec: JobSpec) -> None:
         say(f"quarantine, {code}: {count:,}")
         for example in plan.examples[code]:
             say(f"    {example}")
+    if plan.quarantined:
+        say(f"    {ROWS_COUNT}")
 
 
 def _forecast_rows(forecast: Forecast | None) -> list[tuple[str, str]]:

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from specbatch.jobs.cli.connect import client
-from specbatch.jobs.cli.console import INTERRUPTED, err, remark
+from specbatch.jobs.cli.console import (
+    INTERRUPTED,
+    MAYBE_SUBMITTED,
+    err,
+    if_interrupted,
+    remark,
+    stored,
+)
 from specbatch.jobs.cli.outcome import finish
 from specbatch.pipeline.bootstrap import make_client
 from specbatch.pipeline.observe.terminal.progress import EngineCounts, progress_view, resume_command
@@ -49,12 +56,15 @@ def submit_here(
 
     with client(settings) as c:
         check_job(settings, spec, key, c.is_keys_job)
-        job, created = c.submit(spec, key)
-        if not created:
-            then = "nothing is done again" if job.state.is_final else "it resumes here"
-            remark(f"job {job.job_id} is known by this key and {job.state}: {then}")
-        run_here(settings, spec, job, timeout_sec, "run the same command again" if key else None)
-        finish(c, job.job_id, json)
+        with if_interrupted(MAYBE_SUBMITTED):
+            job, created = c.submit(spec, key)
+        with if_interrupted(stored(job.job_id)):
+            if not created:
+                then = "nothing is done again" if job.state.is_final else "it resumes here"
+                remark(f"job {job.job_id} is known by this key and {job.state}: {then}")
+            again = "run the same command again" if key else None
+            run_here(settings, spec, job, timeout_sec, again)
+            finish(c, job.job_id, json)
 
 
 def run_here(
@@ -72,14 +82,14 @@ def run_here(
     if job.state.is_final:
         return
     end_within(None)  # what stops at the timeout gives its groups back, which takes its time
-    from specbatch.workers.app import make_enqueue
-    from specbatch.workers.lifecycle import embedded
-
     settings = settings.model_copy(update={"broker_url": "memory://localhost/"})
     hint = how_to_go_on or f"`{resume_command(job.job_id)}`"
-    with client(settings) as c:  # before the first sweep, which finds what that has freed
-        c.take_over(job.job_id)
     try:
+        from specbatch.workers.app import make_enqueue
+        from specbatch.workers.lifecycle import embedded
+
+        with client(settings) as c:  # before the first sweep, which finds what that has freed
+            c.take_over(job.job_id)
         with (
             _sigterm_as_interrupt(),
             embedded(settings, spec.verifier, job.proposer, only_job=job.job_id) as (app, worker),

@@ -1,57 +1,114 @@
-"""`specbatch`: all commands under one name. Heavy imports wait until a command needs them."""
+"""`specbatch`: all commands under one name. A command's module is imported when it is called."""
 
 from __future__ import annotations
 
-from specbatch.jobs.cli.audit import audit
-from specbatch.jobs.cli.bench import bench
-from specbatch.jobs.cli.cancel import cancel
-from specbatch.jobs.cli.chaos import chaos
-from specbatch.jobs.cli.console import new_app, run
-from specbatch.jobs.cli.cost import cost
-from specbatch.jobs.cli.demo import demo
-from specbatch.jobs.cli.doctor import doctor
-from specbatch.jobs.cli.export import export
-from specbatch.jobs.cli.jobs import jobs
-from specbatch.jobs.cli.migrate import migrate
-from specbatch.jobs.cli.notify import notify
-from specbatch.jobs.cli.purge import purge
-from specbatch.jobs.cli.replay import replay
-from specbatch.jobs.cli.report import report
-from specbatch.jobs.cli.retry import retry
-from specbatch.jobs.cli.scheduler import scheduler
-from specbatch.jobs.cli.schedules import schedules
-from specbatch.jobs.cli.settings import settings
-from specbatch.jobs.cli.show import show
-from specbatch.jobs.cli.submit_job import submit_job
-from specbatch.jobs.cli.top import top
-from specbatch.jobs.cli.worker import worker
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import import_module
+from importlib.metadata import version
+from typing import Annotated, Any, cast
 
-app = new_app("Batch generation with speculative decoding: exact, durable, auditable.")
-for command in (
-    submit_job,
-    jobs,
-    show,
-    cost,
-    report,
-    cancel,
-    retry,
-    purge,
-    audit,
-    replay,
-    export,
-    worker,
-    scheduler,
-    schedules,
-    top,
-    demo,
-    bench,
-    chaos,
-    notify,
-    migrate,
-    settings,
-    doctor,
-):
-    app.command()(command)
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from specbatch.jobs.cli.console import new_app, run, say
+
+# In the order of `--help`. A sentence here is the first line of the command's own help.
+SENTENCES = {
+    "submit-job": "Turn prompts into verified, recorded completions.",
+    "jobs": "List jobs, newest first.",
+    "show": "Show a job's state, progress, costs, errors, quarantined rows and decisions about "
+    "drafts.",
+    "cost": "Show where seconds and dollars went, what tokens and documents cost, and what was "
+    "saved.",
+    "report": "Write a job's report: one HTML file with its costs, figures, decisions and some "
+    "outputs.",
+    "cancel": "Ask a job to stop: finished rows are kept, the others left beside the output as a "
+    "job.",
+    "retry": "Send a job's failed and cancelled groups, or only its quarantined rows, back to "
+    "work.",
+    "purge": "Delete the stored texts of ended jobs; counts, costs and the audit log stay.",
+    "audit": "Check a job's audit log and everything it records, and replay some completions.",
+    "replay": "Write one completion again, nothing drafted, and compare tokens, "
+    "log-probabilities, text.",
+    "export": "Write completions, tokens, corrections, costs or device time of a job as Parquet.",
+    "worker": "Run a worker. `verify` needs --verifier, `propose` needs --proposer; each may "
+    "have both.",
+    "scheduler": "Submit the jobs of schedule files when their times come. Several may run at "
+    "once.",
+    "schedules": "List schedules: when each is due next, and the result of its last run.",
+    "top": "Watch workers, queues and jobs until Ctrl-C. Prints once if stdout is not a terminal.",
+    "demo": "Run a small job twice on this machine, the second time with the first run's outputs "
+    "as drafts; no server needed.",
+    "bench": "Measure throughput side by side with other engines, by N and by acceptance of "
+    "drafts.",
+    "chaos": "Kill, freeze and cut off workers at seeded points; exit with 1 unless nothing was "
+    "lost.",
+    "notify": "Send what targets have not heard of yet; workers do this by themselves.",
+    "doctor": "Look at this machine and the settings, and say what to do where something is wrong.",
+    "migrate": "Make the store's tables and roles, or bring them up to date.",
+    "settings": "Print the settings, passwords masked, and how the C kernels run here.",
+}
+
+
+@cache
+def _command(name: str) -> TyperCommand:
+    """The command of this name, with its options; imports its module."""
+    function = name.replace("-", "_")
+    alone = new_app("")
+    alone.command()(getattr(import_module(f"specbatch.jobs.cli.{function}"), function))
+    return cast(TyperCommand, typer.main.get_command(alone))
+
+
+class _Commands(Mapping[str, TyperCommand]):
+    """The commands by name, each imported when it is asked for."""
+
+    def __getitem__(self, name: str) -> TyperCommand:
+        if name not in SENTENCES:
+            raise KeyError(name)
+        return _command(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(SENTENCES)
+
+    def __len__(self) -> int:
+        return len(SENTENCES)
+
+
+class _Group(TyperGroup):
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = cast(Any, _Commands())
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Names and sentences are enough here, so no module is imported."""
+        whole = self.commands
+        self.commands = {name: TyperCommand(name, help=text) for name, text in SENTENCES.items()}
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.commands = whole
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        say(f"specbatch {version('specbatch')}")
+        raise typer.Exit
+
+
+app = new_app("Batch generation with speculative decoding: exact, durable, auditable.", _Group)
+
+
+@app.callback()
+def options(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the version and exit.", is_eager=True, callback=_print_version
+        ),
+    ] = False,
+) -> None:
+    """Options before a command's name."""
 
 
 def main() -> None:

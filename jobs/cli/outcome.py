@@ -14,6 +14,7 @@ from specbatch.schemas.audit import DATA_FOLDER
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.records import JobRow, JobState
 
+ROWS_COUNT = "(row numbers count from 0, through all files; blank lines of JSONL do not count)"
 EXIT_CODES = {JobState.PARTIAL: 3, JobState.FAILED: 4, JobState.CANCELLED: 5}
 
 

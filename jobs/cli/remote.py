@@ -6,9 +6,17 @@ import time
 
 import typer
 
-from specbatch.jobs.cli.checks import check_input_here
 from specbatch.jobs.cli.connect import check_broker, client
-from specbatch.jobs.cli.console import INTERRUPTED, err, remark, say, say_json
+from specbatch.jobs.cli.console import (
+    INTERRUPTED,
+    MAYBE_SUBMITTED,
+    err,
+    if_interrupted,
+    remark,
+    say,
+    say_json,
+    stored,
+)
 from specbatch.jobs.cli.outcome import as_json, finish
 from specbatch.pipeline.observe.terminal.progress import progress_view
 from specbatch.pipeline.runtime.client import Client
@@ -34,20 +42,21 @@ def submit_there(
     """Store the job and enqueue it; with `wait`, follow it to its end."""
     begun = time.monotonic()
     check_broker(settings)
-    check_input_here(spec.input)
     with client(settings) as c:
-        job, created = c.submit(spec, key)
-        known = f"is known by this key and {job.state}: nothing is submitted twice"
-        remark(f"job {job.job_id} {'submitted' if created else known}")
-        said = tell_waiting(settings, c, job)
-        if wait:
-            left = timeout_sec and max(0.0, timeout_sec - (time.monotonic() - begun))
-            follow(settings, c, job, spec, left, said)
-            finish(c, job.job_id, json)
-        if json:
-            say_json(as_json(job, c.progress(job.job_id)))
-        else:
-            say(job.job_id)
+        with if_interrupted(MAYBE_SUBMITTED):
+            job, created = c.submit(spec, key)
+        with if_interrupted(stored(job.job_id)):
+            known = f"is known by this key and {job.state}: nothing is submitted twice"
+            remark(f"job {job.job_id} {'submitted' if created else known}")
+            said = tell_waiting(settings, c, job)
+            if wait:
+                left = timeout_sec and max(0.0, timeout_sec - (time.monotonic() - begun))
+                follow(settings, c, job, spec, left, said)
+                finish(c, job.job_id, json)
+            if json:
+                say_json(as_json(job, c.progress(job.job_id)))
+            else:
+                say(job.job_id)
 
 
 def tell_waiting(

@@ -11,9 +11,10 @@ import typer
 from specbatch.jobs.cli.audit import FOUND
 from specbatch.jobs.cli.connect import load_settings
 from specbatch.jobs.cli.console import say, say_json
-from specbatch.pipeline.bootstrap import make_store, require_engine_extra
+from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.operations.tools import make_replays
 from specbatch.schemas.errors import UsageError
+from specbatch.schemas.extras import require_engine_extra
 from specbatch.schemas.numeric_class import class_note
 
 if TYPE_CHECKING:

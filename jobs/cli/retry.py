@@ -9,6 +9,7 @@ import typer
 from specbatch.jobs.cli import options as o
 from specbatch.jobs.cli.connect import client, load_settings
 from specbatch.jobs.cli.console import remark, say, say_json
+from specbatch.jobs.cli.outcome import EXIT_CODES, finish
 from specbatch.pipeline.operations.tools import models_now
 from specbatch.pipeline.runtime.client import Client
 from specbatch.schemas.errors import UsageError
@@ -62,12 +63,14 @@ def retry(
         going_on = local and not quarantined and not row.state.is_final and not changes
         count = 0 if going_on else c.retry(row.job_id, quarantined, numeric_class, models)
         if not local:
-            _print_result(settings, row.job_id, count, json)
+            _print_result(settings, row, count, json)
             return
+        if row.state.is_final and not count and not json:
+            say(_found(row, count))
+            raise typer.Exit(EXIT_CODES.get(row.state, 0))
         if not going_on:
-            remark(_found(row.job_id, count))
+            remark(_found(row, count))
         from specbatch.jobs.cli.local import run_here
-        from specbatch.jobs.cli.outcome import finish
 
         row = c.job(row.job_id)
         if not row.state.is_final:
@@ -97,21 +100,23 @@ def _accepted(settings: Settings, c: Client, row: JobRow, local: bool) -> Models
     return found[0]
 
 
-def _print_result(settings: Settings, job_id: str, count: int, json: bool) -> None:
+def _print_result(settings: Settings, row: JobRow, count: int, json: bool) -> None:
     """What was sent back to work elsewhere."""
     if json:
-        say_json({"job": job_id, "units": count})
+        say_json({"job": row.job_id, "units": count})
     else:
-        say(_found(job_id, count))
+        say(_found(row, count))
     if count and settings.broker_url.startswith("memory://"):
         remark(
             "the broker is memory://, which no other process can hear: "
-            f"`specbatch retry {job_id} --local` does the work here"
+            f"`specbatch retry {row.job_id} --local` does the work here"
         )
 
 
-def _found(job_id: str, count: int) -> str:
-    units = f"{count} unit{'s' if count != 1 else ''} back to work"
-    if not count:
-        units = "nothing to retry; a row that was refused when it was read needs a corrected input"
-    return f"job {job_id}: {units}"
+def _found(row: JobRow, count: int) -> str:
+    if count:
+        return f"job {row.job_id}: {count} unit{'s' if count != 1 else ''} back to work"
+    nothing = f"job {row.job_id} is {row.state}: nothing to retry"
+    if row.state is JobState.DONE:
+        return nothing
+    return f"{nothing}; a row that was refused when it was read needs a corrected input"

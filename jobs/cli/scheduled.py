@@ -13,7 +13,7 @@ from typing import Any
 
 import typer
 
-from specbatch.jobs.cli.checks import check_input_here
+from specbatch.jobs.cli.checks import check_scheduled
 from specbatch.jobs.cli.connect import check_broker_url, client
 from specbatch.jobs.cli.console import complain, remark, say, say_json
 from specbatch.jobs.cli.outcome import finish
@@ -42,7 +42,7 @@ def submit_scheduled(
     at = None if logical_time is None else time_of(schedule, logical_time)
     check_broker_url(settings)  # it may be away: workers find the job in the store
     with closing(make_store(settings)) as store, client(settings) as c:
-        ticker = Ticker(store, c, time.time, lambda spec: check_input_here(spec.input))
+        ticker = Ticker(store, c, time.time, check_scheduled)
         if at is not None:
             runs = ticker.run_at(schedule, at)
         else:  # who is started by a timer the first time comes a little late

@@ -8,7 +8,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from specbatch.jobs.cli.checks import check_input_here
+from specbatch.jobs.cli.checks import check_scheduled
 from specbatch.jobs.cli.connect import check_broker_url, client, load_settings
 from specbatch.jobs.cli.console import remark
 from specbatch.jobs.cli.options import SchedulesFolder
@@ -37,6 +37,6 @@ def scheduler(folder: SchedulesFolder = None) -> None:
     from specbatch.jobs.schedules.beat import run_beat
 
     with closing(make_store(settings)) as store, client(settings) as c:
-        ticker = Ticker(store, c, time.time, lambda spec: check_input_here(spec.input))
+        ticker = Ticker(store, c, time.time, check_scheduled)
         run_beat(app, files, ticker)
     remark("scheduler ended")

@@ -15,7 +15,7 @@ from specbatch.jobs.cli.connect import load_settings, silent
 from specbatch.jobs.cli.console import out, say, say_json
 from specbatch.jobs.cli.cost import saved_json, saved_line
 from specbatch.jobs.cli.options import JobId
-from specbatch.jobs.cli.outcome import as_json, summary_of
+from specbatch.jobs.cli.outcome import ROWS_COUNT, as_json, summary_of
 from specbatch.pipeline.bootstrap import make_client, make_store
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.observe.terminal.progress import interrupted_line
@@ -34,6 +34,7 @@ from specbatch.schemas.records import (
     Prompts,
     RejectedRow,
 )
+from specbatch.schemas.spec import CONTEXT_TOKENS, beyond_context
 from specbatch.schemas.speculation import ALL_PROPOSERS, Decision
 from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
 
@@ -101,7 +102,7 @@ def _say_how_far(row: JobRow, progress: JobProgress) -> None:
     say(f"progress: {progress.rows_done:,} of {progress.rows_total:,} prompts, "
         f"{progress.groups_done:,} of {progress.groups_total:,} groups"
         + ("" if progress.ingest_done else f", {_of_reading(row)}"))  # fmt: skip
-    for line in limit_lines(row):
+    for line in (*limit_lines(row), *context_lines(row)):
         say(line)
     if row.cancel_requested:
         ends = "stopped" if row.state.is_final else "is being stopped"
@@ -176,6 +177,13 @@ def limit_lines(row: JobRow) -> list[str]:
     if row.budget_usd is not None:
         lines.append(f"budget: ${row.budget_usd:g}")
     return lines
+
+
+def context_lines(row: JobRow) -> list[str]:
+    """That completions cannot have as many tokens as the job allows, where that is so."""
+    most = row.spec.get("sampling", {}).get("max_tokens", 0)
+    words = beyond_context(most, row.report.get(CONTEXT_TOKENS))
+    return [words] if words else []
 
 
 def decision_lines(decisions: Sequence[Decision]) -> list[str]:
@@ -255,4 +263,4 @@ def quarantine_lines(rows: Iterable[RejectedRow]) -> list[str]:
     lines = []
     for code, count in sorted(counts.items(), key=lambda item: -item[1]):
         lines += [f"quarantined, {code}: {count:,}", *examples[code]]
-    return lines
+    return [*lines, f"    {ROWS_COUNT}"] if lines else []

@@ -6,9 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from specbatch.jobs.cli import options as o
-from specbatch.jobs.cli.checks import check_targets
+from specbatch.jobs.cli.checks import (
+    check_first,
+    check_input_here,
+    check_targets,
+    tell_beyond_context,
+)
 from specbatch.jobs.cli.connect import load_settings
-from specbatch.jobs.cli.console import new_app, run
+from specbatch.jobs.cli.console import NOT_SUBMITTED, if_interrupted, new_app, run
+from specbatch.pipeline.engines.models.model_folder import known_context
 from specbatch.pipeline.operations.spec_input import build_spec
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.patience import end_within
@@ -112,18 +118,23 @@ def submit_job(
         return
     spec, settings = build_spec(spec_file, flags), load_settings()
     check_targets(settings, spec, local)
-    if dry_run:
-        from specbatch.jobs.cli.dry_run import show_plan
+    with if_interrupted(NOT_SUBMITTED):  # what comes once it is says so itself
+        if dry_run:
+            check_first(spec)
+            from specbatch.jobs.cli.dry_run import show_plan
 
-        show_plan(settings, spec, tokens_per_sec, json)
-    elif local:
-        from specbatch.jobs.cli.local import submit_here
+            show_plan(settings, spec, tokens_per_sec, json)
+        elif local:
+            check_first(spec)
+            from specbatch.jobs.cli.local import submit_here
 
-        submit_here(settings, spec, idempotency_key, timeout, json)
-    else:
-        from specbatch.jobs.cli.remote import submit_there
+            submit_here(settings, spec, idempotency_key, timeout, json)
+        else:
+            check_input_here(spec.input)
+            tell_beyond_context(spec, known_context(spec.verifier))
+            from specbatch.jobs.cli.remote import submit_there
 
-        submit_there(settings, spec, idempotency_key, wait, timeout, json)
+            submit_there(settings, spec, idempotency_key, wait, timeout, json)
 
 
 def _check_scheduled(schedule: Path | None, others: list[str]) -> None:

@@ -29,8 +29,9 @@ from pydantic import (
 from specbatch.jobs.schedules.cron import CronTimes
 from specbatch.pipeline.operations.spec_input import read_spec_file, resolved_spec
 from specbatch.schemas.errors import SpecError, UsageError
+from specbatch.schemas.field_errors import explain
 from specbatch.schemas.schedules import PAUSED
-from specbatch.schemas.spec import JobSpec, explain
+from specbatch.schemas.spec import JobSpec
 
 Value = str | int | float | bool
 
@@ -183,7 +184,7 @@ def load_schedule(file: Path) -> Schedule:
         fields = ScheduleFields.model_validate(values)
     except ValidationError as error:
         raise SpecError(
-            f"schedule file {file}: {explain(error.errors()[0], ScheduleFields)}"
+            f"schedule file {file}: {explain(error.errors(), ScheduleFields)}"
         ) from None
     zone = _checked(file, "time_zone", lambda: zone_of(fields.time_zone))
     times = _checked(file, "cron", lambda: CronTimes(fields.cron, zone))
@@ -247,7 +248,7 @@ def _checked(file: Path, field: str, make: Callable[[], Any]) -> Any:
     try:
         return make()
     except ValidationError as error:
-        problem = explain(error.errors()[0], ScheduleFields)
+        problem = explain(error.errors(), ScheduleFields)
         raise SpecError(f"schedule file {file}: {problem}; give it another name") from None
     except UsageError as error:
         raise SpecError(f"schedule file {file}: field `{field}`: {error}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -14,6 +15,24 @@ from specbatch.schemas.errors import InputError
 _SUFFIXES = {"parquet": (".parquet",), "jsonl": (".jsonl",), "openai": (".jsonl",)}
 _ALL = (".parquet", ".jsonl")
 _HIDING = ("_", ".")
+
+
+def odd_kind(path: Path) -> str | None:
+    """In words, what is at a path that is neither a file nor a folder; None: nothing, or one of
+    these."""
+    if path.is_symlink() and not path.exists():
+        return f"is a link to {path.readlink()}, which does not exist"
+    if not path.exists():
+        return None
+    mode = path.stat().st_mode
+    words = {
+        stat.S_ISFIFO: "a named pipe",
+        stat.S_ISSOCK: "a socket",
+        stat.S_ISCHR: "a device",
+        stat.S_ISBLK: "a device",
+    }
+    found = next((word for is_kind, word in words.items() if is_kind(mode)), None)
+    return None if found is None else f"is {found}: name a file, which can be read again"
 
 
 def wanted_suffixes(wanted_format: str) -> tuple[str, ...]:

@@ -94,6 +94,14 @@ class JsonlSource:
     def pause(self) -> None:
         """Nothing to do: no other process reads these files."""
 
+    def is_empty(self) -> bool:
+        """Whether no file has a line that is not blank. Raises as `check` does."""
+        return not any(map(self._has_line, self.files))
+
+    def _has_line(self, info: ObjectInfo) -> bool:
+        with self._open(info) as file:
+            return next(_lines(file, 0), None) is not None
+
     def _check_file(self, info: ObjectInfo) -> None:
         seen: dict[str, None] = {}
         lines = good = size = 0

@@ -15,7 +15,8 @@ from pydantic import ValidationError
 
 from specbatch.pipeline.inputs.contract import RowError
 from specbatch.schemas.errors import SpecError
-from specbatch.schemas.spec import SamplingSpec, explain
+from specbatch.schemas.field_errors import explain
+from specbatch.schemas.spec import SamplingSpec
 
 _MAX_DIGITS = 64  # of a token id as text, zeros in front included
 
@@ -109,7 +110,7 @@ def _read(asked: dict[str, Any], job: SamplingSpec, vocab_size: int) -> Override
     try:
         checked = SamplingSpec.model_validate(values, strict=True)
     except ValidationError as error:
-        raise RowError("bad_parameter", explain(error.errors()[0])) from None
+        raise RowError("bad_parameter", explain(error.errors(), SamplingSpec)) from None
     overrides = {name: getattr(checked, name) for name in asked if name != "n"}
     _check_vocabulary(overrides, vocab_size)
     return overrides, checked.n, seed

@@ -20,6 +20,7 @@ from specbatch.pipeline.inputs.folders import (
     is_hidden,
     local_files,
     local_matches,
+    odd_kind,
     split_glob,
     wanted_suffixes,
 )
@@ -34,14 +35,20 @@ def open_source(spec: InputSpec, objects: Objects, memory_bytes: int = READER_BY
 
     Raises `InputError` if there are none, and `ObjectError` if the store may answer later.
     """
-    from specbatch.pipeline.inputs.jsonl import JsonlSource
-    from specbatch.pipeline.inputs.parquet import ParquetSource
-
-    files = _find(spec, objects)
-    name = _format(spec, files, objects)
+    files, name = find_files(spec, objects)
     if name == "parquet":
+        from specbatch.pipeline.inputs.parquet import ParquetSource
+
         return ParquetSource(spec, objects, files, memory_bytes)
+    from specbatch.pipeline.inputs.jsonl import JsonlSource
+
     return JsonlSource(spec, objects, files, name)
+
+
+def find_files(spec: InputSpec, objects: Objects) -> tuple[list[ObjectInfo], Format]:
+    """The input's files and their format. Raises as `open_source` does; needs no pyarrow."""
+    files = _find(spec, objects)
+    return files, _format(spec, files, objects)
 
 
 # --- finding files ------------------------------------------------------------------------------
@@ -95,7 +102,7 @@ def _folder(uri: str, spec: InputSpec, listed: list[ObjectInfo]) -> list[ObjectI
     wanted = wanted_suffixes(spec.format)
     files = [info for info in found if info.uri.endswith(wanted)]
     if not found:
-        raise InputError(f"input {spec.uri} does not exist or is empty")
+        raise _nothing_at(spec.uri, uri)
     if not files:
         names = " or ".join(f"*{suffix}" for suffix in wanted)
         raise InputError(f"input folder {spec.uri} holds no {names} files")
@@ -104,6 +111,16 @@ def _folder(uri: str, spec: InputSpec, listed: list[ObjectInfo]) -> list[ObjectI
             f"input folder {spec.uri} holds both Parquet and JSONL; set input.format to choose"
         )
     return files
+
+
+def _nothing_at(named: str, uri: str) -> InputError:
+    """Why no file was found at a uri. Object stores have no empty folders."""
+    if "://" in uri:
+        return InputError(f"input {named} does not exist or is empty")
+    path = Path(uri)
+    if path.is_dir():
+        return InputError(f"input folder {named} holds no files, or only hidden ones")
+    return InputError(f"input {named} {odd_kind(path) or 'does not exist'}")
 
 
 def _glob_pattern(glob: str) -> re.Pattern[str]:

@@ -53,12 +53,12 @@ def check_job(
     if spec.proposer:
         check_pair(verifier, inspect_model(spec.proposer))
         check_weights(spec.engine.proposer_weights)
-    tokenizer = TextTokenizer.load(str(verifier.path))
     try:
         source = open_source(spec.input, objects, reader_bytes)
         source.check()
     except ObjectError as error:
         raise InputError(str(error)) from None
     OutputWriter(objects, spec.output.uri, job_id="").check(is_mine)
+    tokenizer = TextTokenizer.load(str(verifier.path))  # last: it imports transformers
     checker = RowChecker(spec, tokenizer, verifier.context_tokens, verifier.vocab_size)
     return Checked(spec, source, checker, tokenizer, verifier.context_tokens)

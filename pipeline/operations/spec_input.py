@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from specbatch.pipeline.inputs.folders import odd_kind
 from specbatch.schemas.errors import SpecError
 from specbatch.schemas.spec import JobSpec, absolute, load_spec, model_ref
 
@@ -24,8 +25,10 @@ def build_spec(file: Path | None, flags: Mapping[str, Any], cwd: Path | None = N
         if value is not None:
             _put(given, name, value)
     _merge(values, _at(given, cwd))
-    _ask_for_what_is_missing(values)
-    return load_spec(values).resolved(cwd)
+    if not values.keys() - JobSpec.model_fields.keys():  # else one may be what is missing
+        _ask_for_what_is_missing(values)
+    named = [name for name, value in flags.items() if value is not None]
+    return load_spec(values, named).resolved(cwd)
 
 
 def resolved_spec(values: Mapping[str, Any], base: Path | None = None) -> JobSpec:
@@ -44,12 +47,18 @@ def read_spec_file(
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise SpecError(f"{what} {file} does not exist") from None
+        raise SpecError(f"{what} {file} {odd_kind(file) or 'does not exist'}") from None
+    except IsADirectoryError:
+        raise SpecError(f"{what} {file} is a folder: name a file") from None
     except UnicodeDecodeError:
         raise SpecError(f"{what} {file} is not a text file in UTF-8") from None
     except OSError as error:
-        raise SpecError(f"{what} {file} cannot be read: {error.strerror}") from None
+        raise SpecError(f"{what} {file} cannot be read: {_in_words(error)}") from None
     return parse_spec(text, f"{what} {file}", needed)
+
+
+def _in_words(error: OSError) -> str:
+    return (error.strerror or type(error).__name__).lower()
 
 
 def parse_spec(text: str, whose: str, needed: str = "input, output and verifier") -> dict[str, Any]:

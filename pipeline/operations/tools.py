@@ -9,10 +9,10 @@ from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from specbatch.pipeline.bootstrap import require_engine_extra
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.schemas.errors import MissingExtraError, SpecbatchError
+from specbatch.schemas.extras import require_engine_extra
 from specbatch.schemas.fingerprint import Models
 from specbatch.schemas.records import JobRow, PromptRow, Prompts
 from specbatch.schemas.settings import Settings

@@ -36,7 +36,7 @@ from specbatch.pipeline.stages.context import StageContext
 from specbatch.pipeline.stages.private_results import put_rejected
 from specbatch.pipeline.stages.readings import Reading
 from specbatch.schemas.records import JobRow, JobWork, Lease, Stage
-from specbatch.schemas.spec import JobSpec
+from specbatch.schemas.spec import CONTEXT_TOKENS, JobSpec
 
 
 def ingest(context: StageContext, job_id: str) -> None:
@@ -91,6 +91,8 @@ def _begin(context: StageContext, work: JobWork, job: JobRow, spec: JobSpec) -> 
     OutputWriter(context.objects, spec.output.uri, job.job_id).claim()
     source = open_source(spec.input, context.objects, context.reader_bytes)
     source.check()
+    if spec.sampling.max_tokens >= verifier.context_tokens:
+        context.store.note_report(work.lease, {CONTEXT_TOKENS: verifier.context_tokens})
     context.drafting.prepare(work.lease, job, spec, vocabulary_digest(verifier))
     start = (work.cursor, work.next_row, work.next_group)
     planned = plan(source, context.checker(spec, verifier), spec.group_size, *start)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
+import typer
 
+from specbatch.jobs.cli.submit_job import app
+from specbatch.schemas.errors import SpecError
+from specbatch.schemas.field_errors import flag_of
 from support.models import TinyPair, tiny_llama
 
 BAD_FLAGS = {
-    "missing file": (["--input", "nope.parquet"], "nope.parquet does not exist or is empty"),
+    "missing file": (["--input", "nope.parquet"], "nope.parquet does not exist"),
     "truncated": (["--input", "cut.parquet"], "cut.parquet is truncated or not Parquet"),
     "not parquet": (["--input", "text.parquet"], "text.parquet is truncated or not Parquet"),
     "missing column": (["--prompt-column", "p"], "no column `p`; its columns are id, prompt"),
@@ -27,12 +31,19 @@ BAD_FLAGS = {
     "output is a file": (["--output", "prompts.parquet"], "is a file; name a folder"),
     "output cannot be made": (["--output", "prompts.parquet/x"], "cannot be"),
     "output has parts": (["--output", "taken"], "already holds data/part-00000.parquet"),
-    "temperature": (["--temperature", "-1"], "`sampling.temperature`"),
+    "temperature": (
+        ["--temperature", "-1"],
+        "--temperature (field `sampling.temperature`): must be at least 0 (got -1.0)",
+    ),
     "top_p": (["--top-p", "1.5"], "`sampling.top_p`"),
     "dtype": (["--dtype", "float8"], "'auto', 'bfloat16', 'float16' or 'float32'"),
     "exactness": (["--exactness", "roughly"], "'bitwise' or 'fast'"),
-    "depth": (["--depth", "deep"], "'auto', 'off' or 'shadow'"),
-    "max depth": (["--max-depth", "99"], "`speculation.max_depth`"),
+    "depth": (
+        ["--depth", "deep"],
+        "--depth (field `speculation.depth`): must be 'auto', 'off' or 'shadow', or a whole number "
+        "(got 'deep')",
+    ),
+    "max depth": (["--max-depth", "99"], "--max-depth (field `speculation.max_depth`): must be at"),
     "source": (
         ["--sources", "ngram,psychic"],
         "no source of drafts is called 'psychic': name some of block, history, ngram, draft-model",
@@ -57,7 +68,6 @@ BAD_FLAGS = {
         "needs drafts, and depth is off",
     ),
     "format": (["--format", "csv"], "'auto', 'parquet', 'jsonl' or 'openai'"),
-    "output format": (["--output-format", "csv"], "`output.format`"),
     "prompt kind": (["--prompt-kind", "audio"], "'text', 'token_ids' or 'messages'"),
     "stop ids": (["--stop-token-ids", "1,x"], "`sampling.stop_token_ids.1`"),
     "min above max": (["--min-tokens", "9"], "min_tokens 9 is above max_tokens 6"),
@@ -65,7 +75,12 @@ BAD_FLAGS = {
     "penalty": (["--presence-penalty", "3"], "`sampling.presence_penalty`"),
     "sampling column": (["--sampling-column", "number"], "must be a struct or JSON text"),
     "seed": (["--seed", "-1"], "`sampling.seed`"),
-    "name": (["--name", "a/b"], "field `name`"),
+    "name": (["--name", "a/b"], "--name (field `name`): must be text that matches"),
+    "no number": (
+        ["--deadline-sec", "nan"],
+        "--deadline-sec (field `deadline_sec`): must be above 0",
+    ),
+    "priority": (["--priority", "urgent"], "--priority (field `priority`): must be 'high', 'nor"),
 }
 
 
@@ -86,8 +101,8 @@ def things(folder: Path, tiny_pair: TinyPair) -> Path:
         config = folder / name / "config.json"
         config.write_text(json.dumps(json.loads(config.read_text()) | changes))
     (folder / "pickled" / "model.safetensors").rename(folder / "pickled" / "pytorch_model.bin")
-    (folder / "taken" / "data").mkdir(parents=True)
-    (folder / "taken" / "data" / "part-00000.parquet").touch()
+    (folder / "taken").mkdir()
+    (folder / "taken" / "part-00000.parquet").touch()
     return folder
 
 
@@ -104,6 +119,28 @@ def test_a_wrong_flag_is_named_and_nothing_is_started(
     assert cli("jobs", "--json").json == []
 
 
+def test_each_field_names_the_flag_that_sets_it(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def keep(_file: Any, flags: dict[str, Any]) -> NoReturn:
+        asked.update(flags)
+        raise SpecError("enough")
+
+    monkeypatch.setattr("specbatch.jobs.cli.submit_job.build_spec", keep)
+    assert cli("submit-job").complaint == "enough"
+    options = {flag for option in typer.main.get_command(app).params for flag in option.opts}
+    assert len(asked) > 30
+    assert {flag_of(field) for field in asked} <= options
+
+
+def test_a_wrong_value_of_a_file_names_no_flag(cli: Any, folder: Path) -> None:
+    (folder / "spec.yaml").write_text(
+        "{input: {uri: a}, output: {uri: b}, verifier: c, sampling: {n: 0}}"
+    )
+    refused = cli("submit-job", "spec.yaml", "--local")
+    assert refused.complaint == "job spec: field `sampling.n`: must be at least 1 (got 0)"
+
+
 BAD_FILES = {
     "no file": (None, "does not exist"),
     "not yaml": ("a: [b", "is not valid YAML"),
@@ -112,7 +149,11 @@ BAD_FILES = {
     "nothing given": ("name: x", "add --input --output --verifier"),
     "unknown field": (
         "{input: {uri: a, colum: x}, output: {uri: b}, verifier: c}",
-        "unknown field `input.colum`; allowed here: format,",
+        "unknown field `input.colum` (did you mean `id_column`?); allowed here: format,",
+    ),
+    "unknown section": (
+        "{inputs: {uri: a}, output: {uri: b}, verifier: c}",
+        "unknown field `inputs` (did you mean `input`?); allowed here: budget_usd,",
     ),
     "wrong kind": ("{input: a, output: {uri: b}, verifier: c}", "field `input`"),
 }
@@ -127,6 +168,14 @@ def test_a_wrong_spec_file_gets_one_sentence(cli: Any, folder: Path, name: str) 
     refused = cli("submit-job", "spec.yaml", "--local")
     assert refused.code == 2
     assert words in refused.complaint
+
+
+def test_a_spec_file_that_is_none_is_named_for_what_it_is(cli: Any, folder: Path) -> None:
+    (folder / "link.yaml").symlink_to("nowhere")
+    refused = cli("submit-job", ".")
+    assert refused.complaint == "spec file . is a folder: name a file"
+    refused = cli("submit-job", "link.yaml")
+    assert refused.complaint == ("spec file link.yaml is a link to nowhere, which does not exist")
 
 
 @pytest.mark.parametrize(

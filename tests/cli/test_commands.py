@@ -43,7 +43,10 @@ def test_show_takes_the_first_characters_of_an_id(cli: Any, job: Any) -> None:
 
 def test_retry_of_a_finished_job_has_nothing_to_do(cli: Any, job: Any) -> None:
     made = cli("submit-job", *job, "--local", "--json").json
-    assert "nothing to retry" in cli("retry", made["job"]).out
+    sentence = f"job {made['job']} is done: nothing to retry"
+    for flags in ([], ["--local"], ["--local", "--quarantined"]):
+        again = cli("retry", made["job"], *flags)
+        assert (again.code, again.out.strip(), again.err) == (0, sentence, "")
     assert "nothing to cancel" in cli("cancel", made["job"]).out
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -24,9 +25,24 @@ finally:
 """
 
 
-def run(folder: Path, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+SLOW = {"torch", "transformers", "tokenizers", "safetensors", "sqlalchemy", "celery"}
+ARROW = {"pyarrow", "numpy"}
+
+IMPORTED = """
+import sys
+from specbatch.jobs.cli.main import main
+try:
+    main()
+finally:
+    print("imported:", *sys.modules)
+"""
+
+
+def run(
+    folder: Path, *arguments: str, program: str = BLOCKED, **settings: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", BLOCKED, *arguments],
+        [sys.executable, "-c", program, *arguments],
         cwd=folder,
         env=os.environ | {f"SPECBATCH_{k.upper()}": v for k, v in settings.items()},
         capture_output=True,
@@ -42,6 +58,59 @@ def run(folder: Path, *arguments: str, **settings: str) -> subprocess.CompletedP
 def test_looking_needs_no_engine(folder: Path, arguments: list[str]) -> None:
     done = run(folder, *arguments)
     assert done.returncode == 0, done.stderr
+
+
+def imported_by(folder: Path, *arguments: str, code: int, said: str) -> set[str]:
+    """The modules that a command has imported when it ends with this code, having said this."""
+    done = run(folder, *arguments, program=IMPORTED)
+    assert done.returncode == code, done.stderr
+    assert said in " ".join(f"{done.stdout} {done.stderr}".split())
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("imported: ")]
+    return set(line.split()[1:])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--help"], 0, "Turn prompts into verified"),
+        (["--version"], 0, f"specbatch {version('specbatch')}"),
+        (["job"], 2, "Did you mean 'jobs'?"),
+        (["submit-job", "--help"], 0, "--prompt-column"),
+    ],
+)
+def test_help_imports_nothing_slow(
+    tmp_path: Path, arguments: list[str], code: int, said: str
+) -> None:
+    assert not (SLOW | ARROW) & imported_by(tmp_path, *arguments, code=code, said=said)
+
+
+WRONG = {
+    "path": (["--input", "nope.parquet"], "nope.parquet does not exist"),
+    "column": (["--prompt-column", "p"], "no column `p`"),
+    "field": (["--input", "lines.jsonl", "--prompt-column", "p"], "no field `p`"),
+    "format": (["--format", "csv"], "'csv'"),
+    "model": (["--verifier", "./nowhere"], "nowhere` does not exist"),
+    "no model": (["--verifier", "."], "has no config.json"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [
+        (name, mode)
+        for name in WRONG
+        for mode in ("--local", "--dry-run", None)
+        if mode or "model" not in name  # else workers have it
+    ],
+)
+def test_a_slip_is_answered_before_anything_slow_is_imported(
+    folder: Path, name: str, mode: str | None
+) -> None:
+    (folder / "lines.jsonl").write_text('{"prompt": "a"}\n')
+    flags, said = WRONG[name]
+    given = ["--input", "prompts.parquet", "--output", "out", "--verifier", "owner/model", *flags]
+    arguments = ["submit-job", *given, *filter(None, [mode])]
+    assert not SLOW & imported_by(folder, *arguments, code=2, said=said)
 
 
 def test_a_job_is_submitted_shown_cancelled_and_retried_without_engine(

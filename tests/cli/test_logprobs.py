@@ -98,7 +98,7 @@ def test_openai_bodies_are_answered_as_openai_does(
     assert errors == {
         "many": {
             "code": "bad_parameter",
-            "message": "field `top_logprobs`: input should be less than or equal to 20 (got 21)",
+            "message": "field `top_logprobs`: must be at most 20 (got 21)",
         },
         "none but two": {
             "code": "bad_parameter",

@@ -165,7 +165,7 @@ def test_what_cannot_be_submitted_is_an_error(cli: Cli, place: Path, store: SqlS
     (place / "prompts.parquet").unlink()
     called = cli("submit-job", "--schedule", file)
     assert (called.code, called.out) == (2, "")
-    assert "prompts.parquet does not exist or is empty" in called.err
+    assert "prompts.parquet does not exist" in called.err
     (run,) = store.schedule_runs("nightly")
     assert run.state is RunState.FAILED
 

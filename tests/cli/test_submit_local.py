@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -207,3 +207,39 @@ def _wait_for_groups(folder: Path) -> None:
         assert time.monotonic() < deadline, "no group was planned"
         time.sleep(0.1)
     store.close()
+
+
+BEFORE = {
+    "specbatch.pipeline.operations.preflight.check_job": "interrupted: nothing was submitted",
+    "specbatch.pipeline.runtime.client.Client.submit": "`specbatch jobs` says whether it is there",
+    "specbatch.pipeline.runtime.client.Client.take_over": "its finished groups are kept. To resume",
+    "specbatch.workers.lifecycle.embedded": "its finished groups are kept. To resume it",
+    "specbatch.jobs.cli.local.finish": "is stored: `specbatch show",
+}
+
+
+@pytest.mark.parametrize("place", BEFORE)
+def test_ctrl_c_at_any_time_says_what_is_left(
+    cli: Any, job: Any, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    def interrupt(*_: object, **__: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(place, interrupt)
+    stopped = cli("submit-job", *job, "--local")
+    assert stopped.code == 130
+    assert BEFORE[place] in stopped.err
+    assert "nothing was submitted" not in stopped.err or cli("jobs", "--json").json == []
+
+
+def test_more_tokens_than_the_model_can_write_are_announced_once(
+    cli: Any, job: Any, folder: Path
+) -> None:
+    pq.write_table(pa.table({"prompt": ["x" * 2035]}), folder / "prompts.parquet")
+    words = "max_tokens 3,000 is above what the model can do: prompt and completion have 2,048"
+    done = cli("submit-job", *job, "--local", "--json", "--max-tokens", 3000)
+    assert 0 < done.json["tokens"] < 20
+    assert done.err.count(words) == 1
+    assert cli("show", done.json["job"]).out.count(words) == 1
+    planned = cli("submit-job", *job, "--dry-run", "--max-tokens", 3000)
+    assert planned.err.count(words) == 1

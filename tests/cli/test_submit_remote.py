@@ -58,7 +58,7 @@ def test_the_same_key_finds_the_waiting_job(shared: Any, job: Any) -> None:
     [
         (["--input", "nope.parquet"], "does not exist"),
         (["--input", "x*.parquet"], "no file matches"),
-        (["--input", "cut.parquet"], "damaged or cut short"),
+        (["--input", "cut.parquet"], "is truncated or not Parquet"),
         (["--prompt-column", "p"], "no column `p`; its columns are id, prompt, number"),
     ],
 )
@@ -95,4 +95,4 @@ def test_a_folder_is_looked_at_as_workers_read_it(shared: Any, job: Any, folder:
     for file in parts.glob("part-*"):
         file.unlink()
     refused = shared("submit-job", spec, *rest)
-    assert "does not exist or is empty" in refused.complaint
+    assert "holds no *.parquet files" in refused.complaint

@@ -6,11 +6,11 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
-from specbatch.pipeline.engines.models.model_folder import check_pair, inspect_model
+from specbatch.pipeline.engines.models.model_folder import check_folder, check_pair, inspect_model
 from specbatch.schemas.errors import ModelError
 from support.models import TinyPair, tiny_llama
 
@@ -33,6 +33,23 @@ def refusal(ref: Path | str) -> str:
     with pytest.raises(ModelError) as caught:
         inspect_model(str(ref))
     return str(caught.value)
+
+
+@pytest.mark.parametrize("closed", ["config.json", "."])
+def test_a_folder_that_may_not_be_read_is_refused_in_words(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, closed: str
+) -> None:
+    """Root may read everything, so the system is spoken for."""
+
+    def refuse(path: Path, *_: object, **__: object) -> NoReturn:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_dir" if closed == "." else "read_text", refuse)
+    what = "model folder" if closed == "." else f"{closed} of model"
+    with pytest.raises(ModelError) as caught:
+        check_folder(str(folder))
+    assert str(caught.value) == f"{what} `{folder}` cannot be read: permission denied"
+    assert refusal(folder) == str(caught.value)
 
 
 def test_a_link_out_of_the_folder_is_refused(folder: Path, tmp_path: Path) -> None:

@@ -39,6 +39,8 @@ _MAINS = {
 _WARM = (
     *_MAINS.values(),
     "specbatch.jobs.cli.local",
+    "specbatch.jobs.cli.retry",
+    "specbatch.jobs.cli.worker",
     "specbatch.workers.lifecycle",
     "specbatch.pipeline.stages.dispatch",
     "specbatch.pipeline.engines.exact.host",

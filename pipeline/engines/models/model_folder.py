@@ -13,7 +13,7 @@ from typing import Any
 from specbatch.pipeline.engines.contract import ModelFolder
 from specbatch.pipeline.engines.models.fingerprint import Snapshot, snapshot_of
 from specbatch.pipeline.engines.models.model_check import check_files, check_model, check_weights
-from specbatch.schemas.errors import BrokenModelError, ModelChangedError, ModelError
+from specbatch.schemas.errors import BrokenModelError, ModelChangedError, ModelError, first_line
 from specbatch.schemas.fingerprint import Fingerprint, differing, listed
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,24 @@ NATIVE_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 def inspect_model(ref: str) -> ModelFolder:
     """Check a folder or hub id. Raises `ModelError` with one sentence that names the reason."""
     return inspect_folder(ref, _locate(ref))
+
+
+def check_folder(ref: str) -> None:
+    """Raise `ModelError` for a folder that is missing or has no config; a hub id is not asked for.
+
+    `inspect_model` finds the rest, for which it reads all files.
+    """
+    if _folder_of(ref) is not None or _names_folder(ref):
+        _read_config(ref, _locate(ref))
+
+
+def known_context(ref: str) -> int | None:
+    """The context in tokens of a model whose folder is here and readable; else None."""
+    try:
+        folder = _folder_of(ref)
+        return None if folder is None else _context_tokens(_read_config(ref, folder))
+    except (ModelError, TypeError, ValueError, AttributeError):
+        return None
 
 
 def inspect_folder(ref: str, path: Path) -> ModelFolder:
@@ -171,11 +189,10 @@ class LoadedModels:
 
 
 def _locate(ref: str) -> Path:
-    path = Path(ref).expanduser()
-    if path.is_dir():
+    if (path := _folder_of(ref)) is not None:
         return path
     name, _, revision = ref.partition("@")
-    if ref.startswith((".", "/", "~")) or name.count("/") != 1:
+    if _names_folder(ref):
         raise ModelError(
             f"model folder `{ref}` does not exist: give a folder or a hub id owner/name[@revision]"
         )
@@ -195,6 +212,25 @@ def _locate(ref: str) -> Path:
         raise ModelError(f"model folder `{ref}` does not exist") from None
 
 
+def _folder_of(ref: str) -> Path | None:
+    """The folder that a model's name is the path of, if it is. Raises `ModelError`."""
+    try:
+        path = Path(ref).expanduser()
+        return path if path.is_dir() else None
+    except (OSError, RuntimeError) as error:  # no right to look there; no home folder
+        raise ModelError(f"model folder `{ref}` cannot be read: {_reason(error)}") from None
+
+
+def _names_folder(ref: str) -> bool:
+    """Whether the name cannot be a hub id."""
+    return ref.startswith((".", "/", "~")) or ref.partition("@")[0].count("/") != 1
+
+
+def _reason(error: Exception) -> str:
+    """An error in words, without numbers and paths."""
+    return (getattr(error, "strerror", None) or first_line(error)).lower()
+
+
 def _read_config(ref: str, path: Path) -> dict[str, Any]:
     try:
         config = json.loads((path / "config.json").read_text())
@@ -203,7 +239,7 @@ def _read_config(ref: str, path: Path) -> dict[str, Any]:
             f"model folder `{ref}` has no config.json: is it a model folder?"
         ) from None
     except (ValueError, OSError, RecursionError) as error:
-        raise ModelError(f"config.json of model `{ref}` cannot be read: {error}") from None
+        raise ModelError(f"config.json of model `{ref}` cannot be read: {_reason(error)}") from None
     if not isinstance(config, dict) or "vocab_size" not in config:
         raise ModelError(f"config.json of model `{ref}` names no vocab_size: is it a text model?")
     return config

@@ -1,0 +1,120 @@
+"""Says in our own words what pydantic found wrong with a mapping's fields."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import BaseModel
+
+# Parts of a location that name no field.
+_OF_UNION = re.compile(r"literal|constrained|tuple\[|(str|int|float|bool)$")
+# By pydantic's type of error: what the value must be. Braces are of the error's own context.
+_MUST_BE = {
+    "literal_error": "{expected}",
+    "enum": "{expected}",
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_parsing_size": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "text",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping of fields",
+    "model_attributes_type": "a mapping of fields",
+    "greater_than": "above {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "below {lt}",
+    "less_than_equal": "at most {le}",
+    "string_too_short": "text of at least {min_length} characters",
+    "string_too_long": "text of at most {max_length} characters",
+    "string_pattern_mismatch": "text that matches {pattern}",
+    "too_short": "a list of at least {min_length}",
+    "too_long": "a list of at most {max_length}",
+}
+
+
+def explain(errors: Sequence[Any], model: type[BaseModel], flags: Collection[str] = ()) -> str:
+    """All of pydantic's errors about a model, as parts of one sentence.
+
+    `flags`: dotted names of fields that were given as flags, which are then named too.
+    """
+    found: dict[str, list[Any]] = {}
+    # An unknown field may be what is missing, so it comes first.
+    for error in sorted(errors, key=lambda error: error["type"] != "extra_forbidden"):
+        found.setdefault(_where(error), []).append(error)
+    return "; ".join(_explained(where, found[where], model, flags) for where in found)
+
+
+def must_be(errors: Sequence[Any]) -> str:
+    """What one value must be, by all errors about it, and what it is."""
+    for error in errors:
+        if error["type"] not in _MUST_BE:
+            message = str(error["msg"]).removeprefix("Value error, ")
+            return f"{message[0].lower()}{message[1:]}{_given(error)}"
+    kinds = (_MUST_BE[error["type"]].format(**_limits(error)) for error in errors)
+    return f"must be {', or '.join(dict.fromkeys(kinds))}{_given(errors[0])}"
+
+
+def _limits(error: Any) -> dict[str, Any]:
+    """The error's context, with 0 for 0.0."""
+    limits = error.get("ctx", {}).items()
+    return {
+        name: int(value) if isinstance(value, float) and value.is_integer() else value
+        for name, value in limits
+    }
+
+
+def _given(error: Any) -> str:
+    given = error.get("input")
+    return f" (got {given!r:.100})" if isinstance(given, str | int | float | bool) else ""
+
+
+def _where(error: Any) -> str:
+    """The dotted name of the field; empty for the whole."""
+    parts = (str(part) for part in error["loc"])
+    return ".".join(part for part in parts if not _OF_UNION.match(part))
+
+
+def _explained(
+    where: str, errors: Sequence[Any], model: type[BaseModel], flags: Collection[str]
+) -> str:
+    first = errors[0]
+    if first["type"] == "extra_forbidden":
+        return _unknown(where, _fields_at(model, first["loc"][:-1]))
+    if first["type"] == "missing":
+        return f"field `{where}` is required"
+    said = must_be(errors)
+    given = next((name for name in flags if name == where or where.startswith(f"{name}.")), None)
+    if given is not None:
+        return f"{flag_of(given)} (field `{where}`): {said}"
+    return f"field `{where}`: {said}" if where else said
+
+
+def flag_of(field: str) -> str:
+    """The flag of a dotted field of the job spec."""
+    return "--" + field.removesuffix(".uri").rpartition(".")[2].replace("_", "-")
+
+
+def _unknown(where: str, allowed: list[str]) -> str:
+    name = where.rpartition(".")[2]
+    near = get_close_matches(name, allowed, 1)
+    meant = f" (did you mean `{near[0]}`?)" if near else ""
+    return f"unknown field `{where}`{meant}; allowed here: {', '.join(allowed)}"
+
+
+def _fields_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
+    for part in location:
+        annotation = model.model_fields[part].annotation if part in model.model_fields else None
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            return []
+        model = annotation
+    return sorted(model.model_fields)
