@@ -5,13 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from specbatch.jobs.cli import checks
 from specbatch.jobs.cli import options as o
-from specbatch.jobs.cli.checks import (
-    check_first,
-    check_input_here,
-    check_targets,
-    tell_beyond_context,
-)
 from specbatch.jobs.cli.connect import load_settings
 from specbatch.jobs.cli.console import NOT_SUBMITTED, if_interrupted, new_app, run
 from specbatch.pipeline.engines.models.model_folder import known_context
@@ -117,21 +112,21 @@ def submit_job(
         submit_scheduled(load_settings(), schedule, logical_time, wait, timeout, json)
         return
     spec, settings = build_spec(spec_file, flags), load_settings()
-    check_targets(settings, spec, local)
+    checks.check_targets(settings, spec, local)
     with if_interrupted(NOT_SUBMITTED):  # what comes once it is says so itself
         if dry_run:
-            check_first(spec)
+            checks.check_first(spec)
             from specbatch.jobs.cli.dry_run import show_plan
 
             show_plan(settings, spec, tokens_per_sec, json)
         elif local:
-            check_first(spec)
+            checks.check_first(spec)
             from specbatch.jobs.cli.local import submit_here
 
             submit_here(settings, spec, idempotency_key, timeout, json)
         else:
-            check_input_here(spec.input)
-            tell_beyond_context(spec, known_context(spec.verifier))
+            checks.check_input_here(spec.input)
+            checks.tell_beyond_context(spec, known_context(spec.verifier))
             from specbatch.jobs.cli.remote import submit_there
 
             submit_there(settings, spec, idempotency_key, wait, timeout, json)

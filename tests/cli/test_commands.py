@@ -86,8 +86,9 @@ def test_quarantined_rows_are_grouped_with_a_few_examples() -> None:
     rows = [RejectedRow(i, None, "null_prompt", "the prompt is null") for i in range(5)]
     lines = quarantine_lines([RejectedRow(9, "a", "too_long", "it is"), *rows])
     assert lines[0] == "quarantined, null_prompt: 5"
-    assert len(lines) == 1 + 3 + 1 + 1
-    assert lines[-1] == "    row 9 (id a): it is"
+    assert len(lines) == 1 + 3 + 1 + 1 + 1
+    assert lines[-2] == "    row 9 (id a): it is"
+    assert "from 0" in lines[-1], "it says what row numbers count"
 
 
 def test_settings_are_printed_without_passwords(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
