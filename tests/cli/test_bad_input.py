@@ -68,6 +68,7 @@ BAD_FLAGS = {
         "needs drafts, and depth is off",
     ),
     "format": (["--format", "csv"], "'auto', 'parquet', 'jsonl' or 'openai'"),
+    "output format": (["--output-format", "csv"], "`output.format`"),
     "prompt kind": (["--prompt-kind", "audio"], "'text', 'token_ids' or 'messages'"),
     "stop ids": (["--stop-token-ids", "1,x"], "`sampling.stop_token_ids.1`"),
     "min above max": (["--min-tokens", "9"], "min_tokens 9 is above max_tokens 6"),
@@ -101,8 +102,8 @@ def things(folder: Path, tiny_pair: TinyPair) -> Path:
         config = folder / name / "config.json"
         config.write_text(json.dumps(json.loads(config.read_text()) | changes))
     (folder / "pickled" / "model.safetensors").rename(folder / "pickled" / "pytorch_model.bin")
-    (folder / "taken").mkdir()
-    (folder / "taken" / "part-00000.parquet").touch()
+    (folder / "taken" / "data").mkdir(parents=True)
+    (folder / "taken" / "data" / "part-00000.parquet").touch()
     return folder
 
 
