@@ -18,6 +18,12 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 
 from specbatch.pipeline.engines.models.identity import check_models, identity_of, models_of
 from specbatch.pipeline.engines.models.model_folder import vocabulary_digest
+from specbatch.pipeline.inputs.kept import (
+    INPUT_FILES,
+    check_same_files,
+    files_digest,
+    kept_schema,
+)
 from specbatch.pipeline.inputs.planner import (
     MOST_TOGETHER,
     WRITERS,
@@ -95,6 +101,10 @@ def _begin(context: StageContext, work: JobWork, job: JobRow, spec: JobSpec) -> 
     start = (work.cursor, work.next_row, work.next_group)
     planned = plan(source, context.checker(spec, verifier), spec.group_size, *start)
     identity = identity_of(job, spec, source.format, verifier, proposer)
+    if spec.output.keep_columns:  # they are read again when the output is written
+        check_same_files(source, job.report)
+        kept_schema(source, spec.output.keep_columns)
+        identity |= {INPUT_FILES: files_digest(source.files)}
     batches = in_batches(planned, min(MOST_TOGETHER, context.max_open_groups))
     return Reading(source, batches, identity)
 

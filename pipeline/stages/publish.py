@@ -15,11 +15,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from specbatch.pipeline.inputs.kept import check_same_files, kept_schema
 from specbatch.pipeline.inputs.planner import PlannedGroup, plan
 from specbatch.pipeline.inputs.sources import open_source
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.outputs.names import MANIFEST
 from specbatch.pipeline.outputs.outputs import OutputWriter
+from specbatch.pipeline.outputs.parts import Kept
 from specbatch.pipeline.runtime.leases import Held
 from specbatch.pipeline.runtime.purge import clear
 from specbatch.pipeline.runtime.tokenizers import with_its_model
@@ -105,11 +107,22 @@ def _write(
             info=_info(job, spec, store.log_head(job.job_id)),
             beside=left.files if left is not None else (),
             still_mine=partial(context.lease_keeper.confirm, held),
+            kept=_kept(context, job, spec),
         )
     state, error = final_state(job, progress)
     error = error or (left.problem if left is not None else None)
     uri, sha256 = join(spec.output.uri, MANIFEST), hashlib.sha256(manifest.to_json())
     return state, error, PublishedManifest(uri, sha256.hexdigest())
+
+
+def _kept(context: StageContext, job: JobRow, spec: JobSpec) -> Kept | None:
+    """Columns that the output has from the input. Raises `InputError` if that has changed."""
+    if not spec.output.keep_columns:
+        return None
+    source = open_source(spec.input, context.objects, context.reader_bytes)
+    check_same_files(source, job.report)
+    schema = kept_schema(source, spec.output.keep_columns)
+    return Kept(schema, source.kept_rows(schema)) if schema.names else None
 
 
 def _write_remainder(
