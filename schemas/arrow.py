@@ -13,6 +13,7 @@ from specbatch.schemas.provenance import TICK_KINDS
 SCHEMA_VERSION = 2
 
 _VERSION = {"specbatch_schema_version": str(SCHEMA_VERSION)}
+JSON_TEXT = {"specbatch_content": "json"}  # metadata of a kept column of many types
 
 
 def list_of(item: pa.DataType) -> pa.DataType:

@@ -205,6 +205,7 @@ class InputSpec(Part):
 
 
 OutputFormat = Literal["parquet", "jsonl"]
+KeptColumns = Literal["all"] | tuple[Annotated[str, Field(min_length=1)], ...]
 
 
 class OutputSpec(Part):
@@ -214,6 +215,18 @@ class OutputSpec(Part):
     format: OutputFormat = Field(
         default="parquet", description="of the completions: Parquet, or one JSON object per line"
     )
+    keep_columns: KeptColumns = Field(
+        default=(), description="columns of the input to carry into the output: names, or all"
+    )
+
+    @field_validator("keep_columns", mode="before")
+    @classmethod
+    def _named_columns(cls, value: object) -> object:
+        if isinstance(value, str) and value != "all":
+            value = [name for part in value.split(",") if (name := part.strip())]
+        if isinstance(value, list | tuple) and len(set(map(str, value))) < len(value):
+            raise ValueError("a column occurs twice")
+        return value
 
 
 class SamplingSpec(Part):

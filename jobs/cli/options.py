@@ -40,6 +40,9 @@ Output = Annotated[Text, _option("--output", "folder or s3:// prefix for the res
 OutputFormat = Annotated[
     Text, _option("--output-format", "of the completions: parquet or jsonl", _OUT)
 ]
+KeepColumns = Annotated[
+    Text, _option("--keep-columns", "columns of the input to keep: a,b,... or all", _OUT)
+]
 
 Verifier = Annotated[Text, _option("--verifier", "model that decides: folder or hub id", _MODELS)]
 Proposer = Annotated[

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+import pyarrow as pa
+
 from specbatch.pipeline.storage.object_store import ObjectInfo
 from specbatch.schemas.errors import InputError, ObjectError, SpecbatchError
 from specbatch.schemas.records import SourcePosition
@@ -101,6 +103,17 @@ class Source(Protocol):
         """The ids of all rows before `position`, `NO_ID` for rows that have no id at all.
 
         Reads nothing else if the format allows it.
+        """
+        ...
+
+    def kept_schema(self, wanted: Sequence[str] | None) -> pa.Schema:
+        """The types of these columns (or fields), of all if `None`. Raises `InputError`."""
+        ...
+
+    def kept_rows(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """These columns of all rows, in the order of `read`, in bounded memory.
+
+        A cell that is too large to be read is null.
         """
         ...
 

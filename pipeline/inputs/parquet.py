@@ -8,6 +8,7 @@ are quarantined. The work id of a row is (file version, row group, row).
 from __future__ import annotations
 
 import json
+import logging
 import struct
 import weakref
 from collections.abc import Iterator, Sequence
@@ -30,6 +31,7 @@ from specbatch.pipeline.inputs.contract import (
     as_input_error,
     files_from,
 )
+from specbatch.pipeline.inputs.kept import kept_names
 from specbatch.pipeline.inputs.limited import KilledError, LimitedProcess, LimitError
 from specbatch.pipeline.inputs.parquet_child import is_list, is_text
 from specbatch.pipeline.storage.object_store import ObjectInfo
@@ -37,6 +39,8 @@ from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.errors import InputError, ObjectError
 from specbatch.schemas.records import SourcePosition
 from specbatch.schemas.spec import InputSpec
+
+log = logging.getLogger(__name__)
 
 GROWN_SHARE = 8  # a process that still holds more than this part of its memory is not reused
 
@@ -257,6 +261,27 @@ class ParquetSource:
             if here:
                 return
 
+    def kept_schema(self, wanted: Sequence[str] | None) -> pa.Schema:
+        first: pa.Schema | None = None
+        for info in self.files:
+            with self._open(info) as (_, facts):
+                names = kept_names(facts.schema.names, wanted, self._id)
+                _check_there(info, facts.schema, names)
+                found = _fields(facts.schema, names)
+            first = found if first is None else first
+            if not found.equals(first):
+                raise InputError(_unlike(self.files[0], first, info, found))
+        assert first is not None, "an input has files"
+        return first
+
+    def kept_rows(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        for info in self.files:
+            with self._open(info) as (reader, facts):
+                for number in range(len(facts.groups)):
+                    place = _Group(info, facts, number)
+                    for offset, found in self._batches(reader, place, schema.names, 0):
+                        yield from _kept(place, offset, found, schema)
+
     def pause(self) -> None:
         for reader in list(self._readers):
             reader.close()
@@ -365,13 +390,7 @@ class ParquetSource:
         return list(dict.fromkeys(name for name in named if name is not None))
 
     def _check_columns(self, info: ObjectInfo, schema: pa.Schema) -> PromptKind:
-        for name in self._columns():
-            if name not in schema.names:
-                raise InputError(
-                    f"{info.uri} has no column `{name}`; its columns are {', '.join(schema.names)}"
-                )
-            if schema.names.count(name) > 1:
-                raise InputError(f"{info.uri} has several columns `{name}`; rename all but one")
+        _check_there(info, schema, self._columns())
         seed = self._spec.seed_column
         if seed and not pa.types.is_integer(schema.field(seed).type):
             raise InputError(
@@ -453,6 +472,53 @@ class _Group:
 
     def __str__(self) -> str:
         return f"row group {self.number} of {self.info.uri}"
+
+
+def _check_there(info: ObjectInfo, schema: pa.Schema, names: Sequence[str]) -> None:
+    for name in names:
+        if name not in schema.names:
+            raise InputError(
+                f"{info.uri} has no column `{name}`; its columns are {', '.join(schema.names)}"
+            )
+        if schema.names.count(name) > 1:
+            raise InputError(f"{info.uri} has several columns `{name}`; rename all but one")
+
+
+def _fields(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
+    """These columns with their types; any may be null in the output."""
+    fields = (schema.field(name) for name in names)
+    return pa.schema([pa.field(field.name, field.type) for field in fields])
+
+
+def _unlike(first: ObjectInfo, one: pa.Schema, second: ObjectInfo, other: pa.Schema) -> str:
+    """Says how the columns of two files differ."""
+    if one.names != other.names:
+        how = f"{', '.join(one.names)} in {first.uri}, and {', '.join(other.names)} in {second.uri}"
+        return f"output.keep_columns cannot keep all: columns are {how}; name those to keep"
+    name = next(n for n in one.names if one.field(n).type != other.field(n).type)
+    types = f"{one.field(name).type} in {first.uri}, and {other.field(name).type} in {second.uri}"
+    return f"column `{name}` cannot be kept: it is {types}; make them the same, or leave it out"
+
+
+def _kept(
+    place: _Group, offset: int, found: Rows | str, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """The rows that were read; null for the rest of a row group that cannot be read."""
+    if isinstance(found, str):
+        log.warning("%s: kept columns are null from row %d on: %s", place, offset, found)
+        for nulls in _repeated(None, place.rows - offset):
+            columns = [pa.nulls(len(nulls), field.type) for field in schema]
+            yield pa.RecordBatch.from_arrays(columns, schema=schema)
+        return
+    for row, sizes in found.long.items():
+        log.warning(
+            "%s: kept %s of row %d too large, so null", place, ", ".join(sizes), offset + row
+        )
+    columns = []
+    for field in schema:
+        column = found.batch.column(field.name)  # text may come as a dictionary
+        columns.append(column if column.type == field.type else column.cast(field.type))
+    yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _repeated(value: Any, count: int) -> Iterator[list[Any]]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from specbatch.pipeline.engines.exact.model.quantised import check_weights
 from specbatch.pipeline.engines.models.model_folder import check_pair, inspect_model
 from specbatch.pipeline.inputs.contract import READER_BYTES, Source
+from specbatch.pipeline.inputs.kept import kept_schema
 from specbatch.pipeline.inputs.planner import PlannedGroup, plan
 from specbatch.pipeline.inputs.rows import RowChecker
 from specbatch.pipeline.inputs.sources import open_source
@@ -56,6 +57,8 @@ def check_job(
     try:
         source = open_source(spec.input, objects, reader_bytes)
         source.check()
+        if spec.output.keep_columns:
+            kept_schema(source, spec.output.keep_columns)
     except ObjectError as error:
         raise InputError(str(error)) from None
     OutputWriter(objects, spec.output.uri, job_id="").check(is_mine)

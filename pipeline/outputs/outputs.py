@@ -56,7 +56,7 @@ from specbatch.pipeline.outputs.names import (
     remainder_names,
 )
 from specbatch.pipeline.outputs.openai import OpenAIFiles
-from specbatch.pipeline.outputs.parts import OutputRow, read_part, write_part
+from specbatch.pipeline.outputs.parts import Kept, OutputRow, read_part, write_part
 from specbatch.pipeline.storage.objects import Objects, explained, join, tidy
 from specbatch.schemas import arrow
 from specbatch.schemas.audit import DATA_FOLDER
@@ -167,6 +167,7 @@ class OutputWriter:
         info: Mapping[str, Any] | None = None,
         beside: Sequence[tuple[Path, int]] = (),
         still_mine: Callable[[], None] | None = None,
+        kept: Kept | None = None,
     ) -> Manifest:
         """Publish everything and return the manifest; both inputs must be in input order.
 
@@ -174,8 +175,8 @@ class OutputWriter:
         `decode` turns tokens into text, only for their log-probabilities. `info` goes into the
         manifest unchanged. `beside` are local files of the remaining work, with their row counts;
         they move to the output. `still_mine` is called before each change. It raises if another
-        worker publishes the job by now, whose finished files must stay untouched. Raises
-        `OutputError` and `ObjectError`.
+        worker publishes the job by now, whose finished files must stay untouched. `kept` adds
+        columns of the input. Raises `OutputError`, `ObjectError`, and what reading them raises.
         """
         self._still_mine = still_mine or _unasked
         self.claim()
@@ -186,7 +187,7 @@ class OutputWriter:
             extra = OpenAIFiles(folder, self._job_id, created, decode) if openai else None
             counts: Counter[type] = Counter()
             counted = _counted(extra.watching(rows) if extra else rows, counts)
-            parts = tuple(self._write_parts(counted, folder))
+            parts = tuple(self._write_parts(counted, folder, kept))
             files = tuple(
                 self._publish(path, path.name, count)
                 for path, count in (extra.finish() if extra else [])
@@ -215,14 +216,16 @@ class OutputWriter:
         if earlier is not None and self._objects.head(uri) == earlier:
             self._objects.delete(uri)
 
-    def _write_parts(self, rows: Iterator[OutputRow], folder: Path) -> Iterator[WrittenFile]:
+    def _write_parts(
+        self, rows: Iterator[OutputRow], folder: Path, kept: Kept | None
+    ) -> Iterator[WrittenFile]:
         """Write at least one part, so that an empty output can be read too."""
         number, first = 0, next(rows, None)
         while first is not None or number == 0:
             rest = islice(rows, self._rows_per_part - 1)
             path, name = folder / "part", part_name(number, self._kind)
             given = chain([first], rest) if first is not None else iter(())
-            yield self._publish(path, name, write_part(path, given, self._kind))
+            yield self._publish(path, name, write_part(path, given, self._kind, kept))
             number, first = number + 1, next(rows, None)
 
     def _publish(self, path: Path, name: str, rows: int) -> WrittenFile:

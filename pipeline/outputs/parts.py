@@ -5,8 +5,10 @@ Both formats have the columns of `arrow.OUTPUT`. JSON has no NaN: such a log-pro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import islice
+from base64 import b64encode
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +17,77 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from specbatch.schemas import arrow
+from specbatch.schemas.errors import InputError
 from specbatch.schemas.records import CompletionRecord, FinishReason, RejectedRow
 from specbatch.schemas.spec import OutputFormat
 
 _ROWS_PER_ROW_GROUP = 4096
+_BYTES_AT_ONCE = 32 << 20  # of kept columns
 
 OutputRow = CompletionRecord | RejectedRow
 
 
-def write_part(path: Path, rows: Iterator[OutputRow], kind: OutputFormat) -> int:
-    """Write all rows, a row group in memory at a time; returns how many."""
-    return (_write_jsonl if kind == "jsonl" else _write_parquet)(path, rows)
+@dataclass(eq=False, slots=True)
+class _Loaded:
+    """Kept columns of consecutive input rows, the first of which is row `first`."""
+
+    first: int
+    batch: pa.RecordBatch
+
+    @property
+    def rows_at_once(self) -> int:
+        """Rows of output, so that many samples of large rows stay small."""
+        rows: int = _BYTES_AT_ONCE * self.batch.num_rows // max(1, self.batch.nbytes)
+        return max(1, min(_ROWS_PER_ROW_GROUP, rows))
+
+    def of(self, rows: Sequence[OutputRow]) -> pa.RecordBatch:
+        return self.batch.take(pa.array([row.row_index - self.first for row in rows], pa.int64()))
+
+
+class Kept:
+    """Columns of the input that go into the output, read as the output's rows need them."""
+
+    def __init__(self, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
+        """`batches`: the columns of all input rows, in order."""
+        self.schema = schema
+        self._batches = batches
+        self._loaded = _Loaded(0, pa.RecordBatch.from_pylist([], schema=schema))
+
+    def loaded_for(self, row: OutputRow) -> _Loaded:
+        """The batch with this row. Rows must come in input order. Raises `InputError`."""
+        while row.row_index >= self._loaded.first + self._loaded.batch.num_rows:
+            batch = next(self._batches, None)
+            if batch is None:
+                raise InputError(
+                    f"the input ends before row {row.row_index}, whose columns are to be kept; "
+                    "make it as it was and use `specbatch retry`"
+                )
+            self._loaded = _Loaded(self._loaded.first + self._loaded.batch.num_rows, batch)
+        return self._loaded
+
+
+_Piece = tuple[list[OutputRow], pa.RecordBatch | None]
+
+
+def write_part(
+    path: Path, rows: Iterator[OutputRow], kind: OutputFormat, kept: Kept | None = None
+) -> int:
+    """Write all rows with their kept columns, a row group in memory at a time; returns how many.
+
+    Raises what reading the kept columns raises.
+    """
+    write = _write_jsonl if kind == "jsonl" else _write_parquet
+    return write(path, _pieces(rows, kept), kept.schema if kept is not None else None)
+
+
+def _pieces(rows: Iterator[OutputRow], kept: Kept | None) -> Iterator[_Piece]:
+    if kept is None:
+        while some := list(islice(rows, _ROWS_PER_ROW_GROUP)):
+            yield some, None
+        return
+    for loaded, group in groupby(rows, key=kept.loaded_for):
+        while some := list(islice(group, loaded.rows_at_once)):
+            yield some, loaded.of(some)
 
 
 def read_part(data: bytes, name: str) -> pa.Table:
@@ -36,22 +98,72 @@ def read_part(data: bytes, name: str) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=arrow.OUTPUT)
 
 
-def _write_parquet(path: Path, rows: Iterator[OutputRow]) -> int:
-    count = 0
-    with pq.ParquetWriter(path, arrow.OUTPUT, compression="zstd") as writer:
-        while batch := [columns_of(row) for row in islice(rows, _ROWS_PER_ROW_GROUP)]:
-            writer.write_table(pa.Table.from_pylist(batch, schema=arrow.OUTPUT))
-            count += len(batch)
+def _write_parquet(path: Path, pieces: Iterator[_Piece], more: pa.Schema | None) -> int:
+    count, schema = 0, pa.schema([*arrow.OUTPUT, *(more or ())], metadata=arrow.OUTPUT.metadata)
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        for table in _row_groups(_table(rows, kept, schema) for rows, kept in pieces):
+            writer.write_table(table)
+            count += table.num_rows
     return count
 
 
-def _write_jsonl(path: Path, rows: Iterator[OutputRow]) -> int:
+def _table(rows: list[OutputRow], kept: pa.RecordBatch | None, schema: pa.Schema) -> pa.Table:
+    table = pa.Table.from_pylist([columns_of(row) for row in rows], schema=arrow.OUTPUT)
+    columns = kept.columns if kept is not None else []
+    return pa.Table.from_arrays([*table.columns, *columns], schema=schema)
+
+
+def _row_groups(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    """The same rows in tables that are worth a row group each."""
+    waiting: list[pa.Table] = []
+    for table in tables:
+        waiting.append(table)
+        rows, size = sum(t.num_rows for t in waiting), sum(t.nbytes for t in waiting)
+        if rows >= _ROWS_PER_ROW_GROUP or size >= _BYTES_AT_ONCE:
+            yield pa.concat_tables(waiting)
+            waiting = []
+    if waiting:
+        yield pa.concat_tables(waiting)
+
+
+def _write_jsonl(path: Path, pieces: Iterator[_Piece], more: pa.Schema | None) -> int:
     count, empty = 0, dict.fromkeys(arrow.OUTPUT.names)
+    json_text = [field.name for field in more or () if field.metadata]
     with path.open("wb") as file:
-        for row in rows:
-            file.write(orjson.dumps(empty | columns_of(row), option=orjson.OPT_APPEND_NEWLINE))
-            count += 1
+        for rows, kept in pieces:
+            columns = _plain(kept, json_text) if kept is not None else [{}] * len(rows)
+            for row, own in zip(rows, columns, strict=True):
+                line = empty | columns_of(row) | own
+                file.write(orjson.dumps(line, default=_as_text, option=orjson.OPT_APPEND_NEWLINE))
+            count += len(rows)
     return count
+
+
+def _plain(kept: pa.RecordBatch, json_text: Sequence[str]) -> list[dict[str, Any]]:
+    """Rows as JSON can have them. Columns of JSON text are values again."""
+    columns = {name: _values(kept.column(name)) for name in kept.schema.names}
+    for name in json_text:
+        columns[name] = [None if v is None else orjson.Fragment(v) for v in columns[name]]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def _values(column: pa.Array) -> list[Any]:
+    try:
+        return list(column.to_pylist())
+    except UnicodeDecodeError:  # a file may say that any bytes are text
+        return [_readable(cell) for cell in column]
+
+
+def _readable(cell: pa.Scalar) -> Any:
+    try:
+        return cell.as_py()
+    except UnicodeDecodeError:
+        return None
+
+
+def _as_text(value: Any) -> str:
+    """What JSON has no type for: bytes as base64, decimals and durations as text."""
+    return b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
 def columns_of(row: OutputRow) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from specbatch.pipeline.runtime.tokenizers import with_its_model
 from specbatch.pipeline.stages import spans
 from specbatch.pipeline.stages.attempt import attempt, begin
 from specbatch.pipeline.stages.context import StageContext
+from specbatch.pipeline.stages.kept_columns import pinned_files
 from specbatch.pipeline.stages.private_results import put_rejected
 from specbatch.pipeline.stages.readings import Reading
 from specbatch.schemas.records import JobRow, JobWork, Lease, Stage
@@ -97,6 +98,7 @@ def _begin(context: StageContext, work: JobWork, job: JobRow, spec: JobSpec) -> 
     start = (work.cursor, work.next_row, work.next_group)
     planned = plan(source, context.checker(spec, verifier), spec.group_size, *start)
     identity = identity_of(job, spec, source.format, verifier, proposer)
+    identity |= pinned_files(source, job, spec)
     batches = in_batches(planned, min(MOST_TOGETHER, context.max_open_groups))
     return Reading(source, batches, identity)
 

@@ -26,6 +26,7 @@ from specbatch.pipeline.runtime.tokenizers import with_its_model
 from specbatch.pipeline.stages import spans
 from specbatch.pipeline.stages.attempt import attempt
 from specbatch.pipeline.stages.context import StageContext
+from specbatch.pipeline.stages.kept_columns import kept_columns
 from specbatch.pipeline.stages.private_results import recorded, rejected_whole
 from specbatch.pipeline.stages.remainder import Remainder, write_remainder
 from specbatch.pipeline.storage.objects import Objects, join
@@ -105,6 +106,7 @@ def _write(
             info=_info(job, spec, store.log_head(job.job_id)),
             beside=left.files if left is not None else (),
             still_mine=partial(context.lease_keeper.confirm, held),
+            kept=kept_columns(context, job, spec),
         )
     state, error = final_state(job, progress)
     error = error or (left.problem if left is not None else None)

@@ -185,6 +185,7 @@ def _spec_text(job: JobRow, spec: JobSpec, prompts: str) -> str:
         "sampling_column": "sampling",
     }
     values["output"] |= {"uri": f"{output.rstrip('/')}-remainder"}
+    values["output"].pop("keep_columns", None)  # they are in the job's own input
     reason = " ".join((job.stop_reason or "it was cancelled").split())
     return (
         f"# What is left of job {job.job_id} ({reason}).\n"

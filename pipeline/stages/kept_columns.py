@@ -1,0 +1,38 @@
+"""Columns of the input that go into the output, as ingest pins and publish reads them."""
+
+from __future__ import annotations
+
+from specbatch.pipeline.inputs.contract import Source
+from specbatch.pipeline.inputs.kept import (
+    INPUT_FILES,
+    check_same_files,
+    files_digest,
+    kept_schema,
+)
+from specbatch.pipeline.inputs.sources import open_source
+from specbatch.pipeline.outputs.parts import Kept
+from specbatch.pipeline.stages.context import StageContext
+from specbatch.schemas.records import JobRow
+from specbatch.schemas.spec import JobSpec
+
+
+def pinned_files(source: Source, job: JobRow, spec: JobSpec) -> dict[str, str]:
+    """What the job's report keeps of the input's files, for they are read again at the end.
+
+    Raises `InputError` for columns that cannot be kept, and if the files have changed.
+    """
+    if not spec.output.keep_columns:
+        return {}
+    check_same_files(source, job.report)
+    kept_schema(source, spec.output.keep_columns)
+    return {INPUT_FILES: files_digest(source.files)}
+
+
+def kept_columns(context: StageContext, job: JobRow, spec: JobSpec) -> Kept | None:
+    """The columns, to be read with the output's rows. Raises `InputError` if the input changed."""
+    if not spec.output.keep_columns:
+        return None
+    source = open_source(spec.input, context.objects, context.reader_bytes)
+    check_same_files(source, job.report)
+    schema = kept_schema(source, spec.output.keep_columns)
+    return Kept(schema, source.kept_rows(schema)) if schema.names else None

@@ -1,0 +1,191 @@
+"""Columns of the input in the output: by row, with their types, and one batch in memory."""
+
+from __future__ import annotations
+
+import decimal
+from collections.abc import Iterator
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from ingest.making import completion
+
+from specbatch.pipeline.inputs.kept import (
+    INPUT_FILES,
+    check_same_files,
+    files_digest,
+    kept_schema,
+)
+from specbatch.pipeline.inputs.sources import open_source
+from specbatch.pipeline.outputs.outputs import OutputWriter
+from specbatch.pipeline.outputs.parts import Kept
+from specbatch.pipeline.storage.objects import Objects
+from specbatch.schemas.arrow import OUTPUT
+from specbatch.schemas.errors import InputError
+from specbatch.schemas.records import RejectedRow
+from specbatch.schemas.spec import InputSpec, KeptColumns, OutputFormat
+
+ROWS = 23
+TABLE = pa.table(
+    {
+        "id": pa.array([f"r{i}" for i in range(ROWS)]),
+        "prompt": pa.array([f"p{i}" for i in range(ROWS)]),
+        "label": pa.array([None if i % 5 == 0 else i for i in range(ROWS)], pa.uint16()),
+        "price": pa.array([decimal.Decimal(i) / 4 for i in range(ROWS)], pa.decimal128(9, 2)),
+        "day": pa.array([date(2026, 1, 1 + i) for i in range(ROWS)]),
+        "at": pa.array(
+            [datetime(2026, 1, 1, i, tzinfo=UTC) for i in range(ROWS)], pa.timestamp("us", "UTC")
+        ),
+        "kind": pa.array(["a" if i % 2 else "b" for i in range(ROWS)]).dictionary_encode(),
+        "blob": pa.array([bytes([i, 255]) for i in range(ROWS)], pa.large_binary()),
+        "nested": pa.array([{"x": [i], "y": None} for i in range(ROWS)],
+                           pa.struct({"x": pa.list_(pa.int8()), "y": pa.string()})),
+        "map": pa.array([[("k", i)] for i in range(ROWS)], pa.map_(pa.string(), pa.int64())),
+        "none": pa.nulls(ROWS),
+    }
+)  # fmt: skip
+OTHERS = [name for name in TABLE.column_names if name != "id"]
+REJECTED = [RejectedRow(row, None, "empty", "nothing") for row in (3, 22)]
+COMPLETIONS = [completion(row, sample) for row in range(22) if row != 3 for sample in (0, 1)]
+
+
+def parquet(folder: Path) -> InputSpec:
+    """Three files with row groups of four rows."""
+    folder.mkdir()
+    for number, (first, rows) in enumerate([(0, 10), (10, 1), (11, 12)]):
+        part = TABLE.slice(first, rows)
+        pq.write_table(part, folder / f"{number}.parquet", row_group_size=4)
+    return InputSpec(uri=str(folder))
+
+
+def jsonl(path: Path, rows: list[Any]) -> InputSpec:
+    path.write_bytes(b"\n".join(r if isinstance(r, bytes) else orjson.dumps(r) for r in rows))
+    return InputSpec(uri=str(path))
+
+
+def written(
+    spec: InputSpec, to: Path, wanted: KeptColumns, kind: OutputFormat = "parquet"
+) -> list[Path]:
+    """The parts of an output of five rows each."""
+    source = open_source(spec, Objects())
+    schema = kept_schema(source, wanted)
+    OutputWriter(Objects(), str(to), "job", 5, kind).write(
+        COMPLETIONS, REJECTED, kept=Kept(schema, source.kept_rows(schema))
+    )
+    return sorted((to / "data").iterdir())
+
+
+@pytest.mark.parametrize("wanted", ["all", ("map", "label"), ("kind",)])
+def test_columns_come_by_row_with_their_types(tmp_path: Path, wanted: KeptColumns) -> None:
+    names = OTHERS if wanted == "all" else list(wanted)
+    parts = written(parquet(tmp_path / "in"), tmp_path / "out", wanted)
+    assert len(parts) == 9
+    table = pa.concat_tables([pq.read_table(part) for part in parts])
+    assert table.column_names == [*OUTPUT.names, *names]
+    assert table.num_rows == 2 * 21 + 2
+    for name in names:
+        assert table.schema.field(name).type == TABLE.schema.field(name).type
+    given = TABLE.select(names).take(table["row_index"])
+    assert table.select(names).to_pylist() == given.to_pylist()
+
+
+def test_json_lines_have_them_as_json_can(tmp_path: Path) -> None:
+    parts = written(parquet(tmp_path / "in"), tmp_path / "out", "all", "jsonl")
+    rows = [orjson.loads(line) for part in parts for line in part.read_bytes().splitlines()]
+    (row,) = (row for row in rows if row["row_index"] == 3)
+    assert row["error"] == "empty: nothing"
+    assert {name: row[name] for name in OTHERS} == {
+        "prompt": "p3", "label": 3, "price": "0.75", "day": "2026-01-04",
+        "at": "2026-01-01T03:00:00+00:00", "kind": "a", "blob": "A/8=",
+        "nested": {"x": [3], "y": None}, "map": [["k", 3]], "none": None,
+    }  # fmt: skip
+
+
+def test_fields_of_json_lines_keep_a_type_that_all_rows_have(tmp_path: Path) -> None:
+    rows: list[Any] = [
+        {"id": f"r{i}", "whole": i, "real": i if i % 2 else i / 2, "big": 2**60 + i, "yes": i > 4,
+         "any": [i] if i % 2 else "x", "mixed": i / 3 if i else 2**60}
+        for i in range(ROWS)
+    ]  # fmt: skip
+    rows[3], rows[22] = b"no JSON", {"id": "r22", "late": None}
+    spec = jsonl(tmp_path / "in.jsonl", rows)
+    table = pa.concat_tables(map(pq.read_table, written(spec, tmp_path / "out", "all")))
+    types = {
+        "whole": pa.int64(), "real": pa.float64(), "big": pa.int64(), "yes": pa.bool_(),
+        "any": pa.string(), "mixed": pa.string(), "late": pa.string(),
+    }  # fmt: skip
+    assert dict(zip(table.schema.names, table.schema.types, strict=True)).items() >= types.items()
+    by_row = {row["row_index"]: row for row in table.to_pylist()}
+    assert all(by_row[3][name] is None for name in types)
+    assert (by_row[5]["any"], by_row[6]["any"], by_row[5]["real"]) == ("[5]", '"x"', 5.0)
+    assert by_row[7]["big"] == 2**60 + 7
+    parts = written(spec, tmp_path / "lines", ("any", "mixed"), "jsonl")
+    lines = [orjson.loads(line) for part in parts for line in part.read_bytes().splitlines()]
+    assert {line["row_index"]: line["any"] for line in lines}[5] == [5]
+    assert lines[0]["mixed"] == 2**60
+
+
+def test_what_cannot_be_kept_is_refused(tmp_path: Path) -> None:
+    source = open_source(parquet(tmp_path / "in"), Objects())
+    with pytest.raises(InputError, match="has no column `nowhere`; its columns are id, prompt"):
+        kept_schema(source, ("label", "nowhere"))
+    with pytest.raises(InputError, match="column `id` of the input cannot be kept"):
+        kept_schema(source, ("id",))
+    lines = open_source(jsonl(tmp_path / "a.jsonl", [{"text": "x"}]), Objects())
+    with pytest.raises(InputError, match="column `text` of the input cannot be kept"):
+        kept_schema(lines, "all")
+    with pytest.raises(InputError, match=r"no row of .*a\.jsonl has a field `label`"):
+        kept_schema(lines, ("label",))
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"prompt": ["a"], "label": ["x"]}, "column `label` cannot be kept: it is int64 in "),
+        ({"prompt": ["a"], "name": ["x"]}, "columns are prompt, label in "),
+    ],
+)
+def test_files_with_other_columns_are_refused(
+    tmp_path: Path, other: dict[str, Any], words: str
+) -> None:
+    pq.write_table(pa.table({"prompt": ["a"], "label": [1]}), tmp_path / "1.parquet")
+    pq.write_table(pa.table(other), tmp_path / "2.parquet")
+    with pytest.raises(InputError, match=words):
+        kept_schema(open_source(InputSpec(uri=str(tmp_path)), Objects()), "all")
+
+
+def test_one_batch_is_read_at_a_time_and_no_more_than_needed() -> None:
+    read = []
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for first in range(0, 40, 10):
+            read.append(first)
+            yield pa.RecordBatch.from_pydict({"x": list(range(first, first + 10))})
+
+    kept = Kept(pa.schema({"x": pa.int64()}), batches())
+    assert read == []
+    assert kept.loaded_for(completion(9)).of([completion(9)]).to_pydict() == {"x": [9]}
+    assert read == [0]
+    assert kept.loaded_for(completion(25)).of([completion(25)] * 2).to_pydict() == {"x": [25, 25]}
+    assert read == [0, 10, 20]
+    with pytest.raises(InputError, match="the input ends before row 40"):
+        kept.loaded_for(completion(40))
+
+
+def test_many_samples_of_large_rows_are_written_a_few_at_a_time() -> None:
+    large = pa.RecordBatch.from_pydict({"x": ["y" * (4 << 20)] * 2})
+    assert Kept(large.schema, iter([large])).loaded_for(completion(0)).rows_at_once in (7, 8)
+
+
+def test_files_that_changed_are_refused(tmp_path: Path) -> None:
+    spec = parquet(tmp_path / "in")
+    report = {INPUT_FILES: files_digest(open_source(spec, Objects()).files)}
+    check_same_files(open_source(spec, Objects()), report)
+    check_same_files(open_source(spec, Objects()), {})  # nothing was read before
+    (tmp_path / "in" / "1.parquet").unlink()
+    with pytest.raises(InputError, match="were added, removed or changed"):
+        check_same_files(open_source(spec, Objects()), report)
