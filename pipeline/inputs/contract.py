@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from specbatch.pipeline.storage.object_store import ObjectInfo
 from specbatch.schemas.errors import InputError, ObjectError, SpecbatchError
 from specbatch.schemas.records import SourcePosition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 PromptKind = Literal["auto", "text", "token_ids", "messages"]
 Format = Literal["parquet", "jsonl", "openai"]

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import orjson
-import pyarrow as pa
 
 from specbatch.pipeline.inputs.contract import (
     BYTES_PER_BATCH,
@@ -26,13 +25,14 @@ from specbatch.pipeline.inputs.contract import (
     changed_since,
     files_from,
 )
-from specbatch.pipeline.inputs.kept import kept_names
 from specbatch.pipeline.storage.object_store import ObjectInfo
 from specbatch.pipeline.storage.objects import Objects, is_unchanged
-from specbatch.schemas import arrow
 from specbatch.schemas.errors import InputError, ObjectError
 from specbatch.schemas.records import SourcePosition
 from specbatch.schemas.spec import InputSpec
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 MAX_LINE_BYTES = MAX_ROW_BYTES
 _BOM = b"\xef\xbb\xbf"
@@ -97,24 +97,33 @@ class JsonlSource:
     def kept_schema(self, wanted: Sequence[str] | None) -> pa.Schema:
         """A first pass over all rows. A field is a truth value, an integer, a number or text where
         all rows have it so; any other is JSON text, marked in the field's metadata."""
+        import pyarrow as pa  # who only submits has none
+
+        from specbatch.pipeline.inputs.kept import kept_names
+        from specbatch.pipeline.inputs.kept_json import field_of, kind_of
+
         seen: dict[str, set[str]] = {name: set() for name in wanted or ()}
         for value in self._objects_of_lines():
             for name, content in value.items():
                 if wanted is None or name in seen:
-                    seen.setdefault(name, set()).add(_kind(content))
+                    seen.setdefault(name, set()).add(kind_of(content))
         for name, kinds in seen.items():
             if not kinds:
                 raise InputError(f"no row of {self._spec.uri} has a field `{name}`")
         names = kept_names(list(seen), wanted, self._id)
-        return pa.schema([_field(name, seen[name]) for name in names])
+        return pa.schema([field_of(name, seen[name]) for name in names])
 
     def kept_rows(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        from specbatch.pipeline.inputs.kept_json import column_of
+
         for info in self.files:
             for _, lines in self._chunks(info, 0):
                 parsed = map(_parse, lines)
                 rows = [value if isinstance(value, dict) else {} for value in parsed]
                 columns = [
-                    _column([row.get(field.name) for row in rows], field) for field in schema
+                    column_of([row.get(field.name) for row in rows], field) for field in schema
                 ]
                 yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
@@ -219,42 +228,6 @@ class JsonlSource:
             return self._objects.open(info.uri, info.version)
         except ObjectError as error:
             raise as_input_error(error) from error
-
-
-_MOST_EXACT = 1 << 53  # integers beyond differ from their doubles
-_TYPES = {
-    frozenset({"bool"}): pa.bool_(),
-    frozenset({"int"}): pa.int64(),
-    frozenset({"float"}): pa.float64(),
-    frozenset({"int", "float"}): pa.float64(),
-    frozenset({"str"}): pa.string(),
-    frozenset(): pa.string(),  # null in all rows
-}
-
-
-def _kind(value: Any) -> str:
-    """What a column of such values may be: `null`, `bool`, `int`, `float`, `str` or another."""
-    if value is None:
-        return "null"
-    name = type(value).__name__
-    if name == "int" and abs(value) > _MOST_EXACT:
-        return "long" if -(2**63) <= value < 2**63 else "other"
-    return name
-
-
-def _field(name: str, kinds: set[str]) -> pa.Field:
-    said = frozenset(kinds - {"null"})
-    if said <= {"int", "long"} and said:
-        return pa.field(name, pa.int64())
-    if (kind := _TYPES.get(said)) is not None:
-        return pa.field(name, kind)
-    return pa.field(name, pa.string(), metadata=arrow.JSON_TEXT)
-
-
-def _column(values: list[Any], field: pa.Field) -> pa.Array:
-    if field.metadata:
-        values = [None if v is None else orjson.dumps(v).decode() for v in values]
-    return pa.array(values, field.type)
 
 
 def _check_unchanged(file: BinaryIO, info: ObjectInfo) -> None:

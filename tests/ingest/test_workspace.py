@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from contracts.shorthand import ended
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger.builders import JOB, new_job
 
@@ -63,6 +63,7 @@ def test_files_of_others_are_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.pipeline  # starts processes
+@settings(deadline=None)
 @given(name=st.text(max_size=30))
 def test_only_a_plain_name_in_the_workspace_is_one_s_own(name: str) -> None:
     job = job_in("s3://bucket/jobs/one")
