@@ -235,5 +235,5 @@ def test_more_tokens_than_the_model_can_write_are_announced_once(
     assert 0 < done.json["tokens"] < 20
     assert done.err.count(words) == 1
     assert cli("show", done.json["job"]).out.count(words) == 1
-    planned = cli("submit-job", *job, "--dry-run", "--max-tokens", 3000)
+    planned = cli("submit-job", *job, "--dry-run", "--max-tokens", 3000, "--output", "other")
     assert planned.err.count(words) == 1
