@@ -129,6 +129,22 @@ def test_the_meter_fills_the_gaps_between_commits_with_the_engine() -> None:
     assert "ETA 0:03" in reading.line
 
 
+def test_the_time_left_rests_on_rows_that_were_worked_on_alone() -> None:
+    clock = Clock()
+    meter = Meter(clock=clock)
+    begun = replace(
+        PROGRESS, state=JobState.RUNNING, rows_total=100, rows_done=0, rows_failed=0,
+        groups_done=0, completion_tokens=0, ingest_done=False,
+    )  # fmt: skip
+    meter.read(begun)
+    clock.now = 2.0  # 50 rows are quarantined while it is read, and 5 are worked on
+    read = replace(begun, rows_done=55, rows_failed=50, ingest_done=True)
+    assert meter.read(read).eta_sec == pytest.approx(45 * 2.0 / 5)
+    assert meter.read(replace(read, completion_tokens=500)).eta_sec == pytest.approx(18.0)
+    engine = meter.read(replace(read, completion_tokens=500), EngineCounts(10, tokens=1000))
+    assert (engine.done, engine.eta_sec) == (60, pytest.approx(40 * 2.0 / 10))
+
+
 def test_several_samples_make_one_prompt() -> None:
     meter = Meter(samples_per_row=4)
     begun = replace(PROGRESS, state=JobState.RUNNING, rows_done=0, rows_failed=0, groups_done=0)

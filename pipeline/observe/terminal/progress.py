@@ -75,24 +75,25 @@ class Meter:
     samples_per_row: int = 1
     clock: Callable[[], float] = time.monotonic
     _first: JobProgress | None = None
-    _window: deque[tuple[float, float, int]] = field(default_factory=deque)  # time, rows, tokens
+    _window: deque[tuple[float, float, int]] = field(default_factory=deque)  # time, worked, tokens
 
     def read(self, progress: JobProgress, engine: EngineCounts | None = None) -> Reading:
         """The reading after these counts."""
         base = self._first = self._first or progress
-        rows, tokens = float(progress.rows_done), progress.completion_tokens
+        # Quarantined rows are done, and took no time: only what was worked on tells a speed.
+        worked, tokens = _worked(progress), progress.completion_tokens
         acceptance = progress.acceptance_rate
         if engine is not None:
-            rows = max(rows, base.rows_done + engine.finished / self.samples_per_row)
+            worked = max(worked, _worked(base) + engine.finished / self.samples_per_row)
             tokens = max(tokens, base.completion_tokens + engine.tokens)
             if engine.proposed:
                 acceptance = engine.accepted / engine.proposed
-        rows = min(rows, float(progress.rows_total))
+        rows = min(worked + progress.rows_failed, float(progress.rows_total))
         now = self.clock()
-        self._window.append((now, rows, tokens))
+        self._window.append((now, worked, tokens))
         while len(self._window) > 2 and now - self._window[1][0] > WINDOW_SEC:
             self._window.popleft()
-        since, rows_then, tokens_then = self._window[0]
+        since, worked_then, tokens_then = self._window[0]
         elapsed = now - since
         speed = (tokens - tokens_then) / elapsed if elapsed > 0 and tokens > tokens_then else None
         return Reading(
@@ -102,7 +103,7 @@ class Meter:
             tokens=tokens,
             tokens_per_sec=speed,
             acceptance=acceptance,
-            eta_sec=self._eta(progress, rows, rows - rows_then, tokens, speed, elapsed),
+            eta_sec=self._eta(progress, rows, worked - worked_then, tokens, speed, elapsed),
         )
 
     def _eta(
@@ -114,15 +115,21 @@ class Meter:
         speed: float | None,
         elapsed: float,
     ) -> float | None:
-        """By tokens once finished prompts show how long a completion is, before that by prompts."""
+        """By tokens once finished prompts show how long a completion is, before that by prompts.
+
+        `gained`: prompts worked on in the `elapsed` seconds.
+        """
         left = progress.rows_total - rows
         if left <= 0 or not progress.ingest_done:
             return None
         if speed and rows > progress.rows_failed:
-            per_row = tokens / (rows - progress.rows_failed)
-            started = tokens - per_row * rows  # tokens of prompts in progress
-            return max(0.0, left * per_row - max(0.0, started)) / speed
+            return left * tokens / (rows - progress.rows_failed) / speed
         return left * elapsed / gained if gained > 0 else None
+
+
+def _worked(progress: JobProgress) -> float:
+    """Prompts that were worked on to their end."""
+    return float(progress.rows_done - progress.rows_failed)
 
 
 @contextmanager
