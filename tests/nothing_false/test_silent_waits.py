@@ -166,7 +166,7 @@ def start_sec(place: Place) -> float:
     """What a command takes to start here and now, for all that waits for no server."""
     begun = time.monotonic()
     subprocess.run(
-        [sys.executable, "-c", "import specbatch.jobs.cli.submit_job, specbatch.workers.app"],
+        [sys.executable, "-c", "import specbatch.jobs.cli.remote, specbatch.workers.app"],
         check=True,
         cwd=place.home,
     )
