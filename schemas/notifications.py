@@ -1,20 +1,24 @@
-"""Who is told of a job's end: targets, the events they hear of, and what waits to be sent."""
+"""Notifications of jobs' ends: their events, the targets, and what waits to be sent."""
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from specbatch.schemas.errors import UsageError
+from specbatch.schemas.field_errors import explain
 
 FILE = "SPECBATCH_NOTIFY_FILE"
+SECRET_PREFIX = "whsec_"
 NAME_PATTERN = r"^[\w.-]{1,64}$"
+_ADDRESS = r"^[^\s@,;<>]+@[^\s@,;<>]+$"
 
 
 class Event(StrEnum):
@@ -64,9 +68,9 @@ class Target(BaseModel):
     url: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")  # a webhook
     secret: str | None = Field(default=None, pattern=r"^whsec_[A-Za-z0-9+/=]{16,}$")
     slack: str | None = Field(default=None, pattern=r"^https?://[^\s]+$")
-    email: tuple[str, ...] = ()
+    email: tuple[Annotated[str, Field(pattern=_ADDRESS)], ...] = ()
     smtp: str | None = Field(default=None, pattern=r"^smtps?://[^\s]+$")
-    sender: str | None = Field(default=None, pattern=r"^[^\s@]+@[^\s@]+$")
+    sender: str | None = Field(default=None, pattern=_ADDRESS)
     events: tuple[Event, ...] = tuple(Event)
 
     @model_validator(mode="after")
@@ -78,6 +82,16 @@ class Target(BaseModel):
         if bool(self.email) != (self.smtp is not None and self.sender is not None):
             raise ValueError("email needs smtp and sender, and they need email")
         return self
+
+    @field_validator("secret")
+    @classmethod
+    def _is_base64(cls, value: str | None) -> str | None:
+        if value is not None:
+            try:
+                b64decode(value.removeprefix(SECRET_PREFIX), validate=True)
+            except ValueError:
+                raise ValueError(f"must be {SECRET_PREFIX} and base64") from None
+        return value
 
     @property
     def kind(self) -> Literal["webhook", "slack", "email"]:
@@ -101,8 +115,6 @@ def _target(path: str, name: str, value: object) -> Target:
     try:
         return Target.model_validate(value)
     except ValidationError as error:
-        first = error.errors()[0]
-        what = first["msg"].removeprefix("Value error, ")
-        if first["loc"]:
-            what = f"{'.'.join(map(str, first['loc']))}: {what}"
-        raise UsageError(f"target {name} of {path}: {what}") from None
+        # Its values may be secrets, so no message has them.
+        problems = [problem | {"input": None} for problem in error.errors()]
+        raise UsageError(f"target {name} of {path}: {explain(problems, Target)}") from None

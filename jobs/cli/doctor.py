@@ -19,6 +19,7 @@ from rich.table import Table
 from specbatch.jobs.cli.connect import check_broker, load_settings
 from specbatch.jobs.cli.console import out, say_json
 from specbatch.kernels import native
+from specbatch.pipeline.engines.exact.model.memory import available_bytes
 from specbatch.pipeline.ledger.sql.databases import parse_url
 from specbatch.pipeline.ledger.sql.migrate import current, head
 from specbatch.schemas.errors import SpecbatchError, UsageError
@@ -26,7 +27,6 @@ from specbatch.schemas.masking import mask_url
 from specbatch.schemas.notifications import load_targets
 from specbatch.schemas.settings import Settings
 
-_MEMINFO = Path("/proc/meminfo")
 _LEAST_GIB = 2.0  # of free memory: an engine of a small model, with its imports
 _GPU_SEC = 10.0
 # Extra: one of its packages, and what it is for.
@@ -130,20 +130,14 @@ def _processor() -> Finding:
 
 
 def _memory() -> Finding:
-    amounts = {
-        name: int(rest.split()[0]) / (1 << 20)  # GiB, of KiB
-        for name, _, rest in (
-            line.partition(":") for line in _MEMINFO.read_text().splitlines() if "kB" in line
-        )
-    } if _MEMINFO.is_file() else {}  # fmt: skip
-    free = amounts.get("MemAvailable")
-    if free is None:
+    available = available_bytes()
+    if available is None:
         return Finding("memory", "the system does not say")
-    said = f"{free:.1f} of {amounts['MemTotal']:.1f} GiB free"
+    free = available / (1 << 30)
     if free < _LEAST_GIB:
         remedy = f"free some: an engine needs {_LEAST_GIB:g} GiB and its model's size"
-        return Finding("memory", said, remedy, is_problem=True)
-    return Finding("memory", said)
+        return Finding("memory", f"{free:.1f} GiB free", remedy, is_problem=True)
+    return Finding("memory", f"{free:.1f} GiB free")
 
 
 def _gpu() -> Finding:

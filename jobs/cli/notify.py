@@ -33,7 +33,8 @@ def notify(
     targets = load_targets(settings.notify_file)
     if test is None:
         with closing(make_store(settings)) as store:
-            say(f"sent {Notifier(store, targets).send_due():,} notifications")
+            sent = Notifier(store, targets).send_due()
+        say(f"sent {sent:,} notification{'' if sent == 1 else 's'}")
         return
     if test not in targets:
         known = ", ".join(targets) or "none"

@@ -227,7 +227,7 @@ def notification_lines(rows: Sequence[NotificationRow]) -> list[str]:
         elif row.attempts == 0:
             how = f"waits for a worker whose {FILE} has this target"
         else:
-            how = f"will be tried again after {row.attempts:,} attempts: {row.error or 'no answer'}"
+            how = f"attempt {row.attempts:,} failed, another follows: {row.error or 'no answer'}"
         lines.append(f"notification to {row.target}, {row.event}: {how}")
     return lines
 

@@ -29,7 +29,7 @@ import orjson
 
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.errors import JobNotFoundError, ObjectError, StoreError, first_line
-from specbatch.schemas.notifications import Due, Event, Target
+from specbatch.schemas.notifications import SECRET_PREFIX, Due, Event, Target
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.records import JobRow
 from specbatch.schemas.refusals import should_log
@@ -125,7 +125,7 @@ def _signed(
 
 
 def signature(secret: str, event_id: str, at: str, body: bytes) -> str:
-    key = base64.b64decode(secret.removeprefix("whsec_"))
+    key = base64.b64decode(secret.removeprefix(SECRET_PREFIX))
     mac = hmac.new(key, b".".join((event_id.encode(), at.encode(), body)), hashlib.sha256)
     return "v1," + base64.b64encode(mac.digest()).decode()
 
@@ -199,8 +199,12 @@ class Notifier:
 
     def send_due(self) -> int:
         """Send what is due now; returns how many were sent. Raises `StoreError`."""
-        due = self._store.due_notifications(self._targets, job_id=self._only_job)
-        return sum(self._send(one) for one in due)
+        sent = 0
+        while due := self._store.due_notifications(self._targets, job_id=self._only_job):
+            sent += sum(self._send(one) for one in due)  # what was not sent is put off
+            if self._stop.is_set():
+                break
+        return sent
 
     def _send(self, one: Due) -> bool:
         target = self._targets[one.target]

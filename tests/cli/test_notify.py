@@ -69,7 +69,7 @@ def test_a_sender_killed_before_it_notes_what_it_sent_leaves_it_to_the_next(
     receiver.before = lambda: None
     assert cli("notify").out == "sent 0 notifications\n", "the dead sender has it for a minute"
     _a_minute_passes(folder)
-    assert cli("notify").out == "sent 1 notifications\n"
+    assert cli("notify").out == "sent 1 notification\n"
     assert cli("notify").out == "sent 0 notifications\n"
     first, second = (json.loads(body) for _, body in receiver.got)
     assert first == second

@@ -182,6 +182,18 @@ def test_of_a_private_job_no_reason_leaves_the_store(
     assert reasons == {"open": "anna's row", "private": None}
 
 
+def test_all_that_is_due_is_sent_however_much(
+    store: SqlStore, receiver: Receiver, clock: Clock
+) -> None:
+    for number in range(20):
+        store.create_job(new_job(f"job{number}", spec={"notify": ["ops"]}))
+        work = store.claim_job(f"job{number}", Stage.INGEST, "i", 60.0)
+        assert work is not None
+        store.fail_job(work.lease, "its input is gone")
+    receiver.answers = [500] * 8  # as many as are asked for at once
+    assert Notifier(store, {"ops": Target(url=receiver.url)}, clock=clock).send_due() == 12
+
+
 def test_a_local_job_sends_its_own_alone(store: SqlStore, receiver: Receiver, clock: Clock) -> None:
     done(store)
     targets = {"ops": Target(url=receiver.url)}
@@ -290,12 +302,14 @@ def test_targets_come_from_a_file(tmp_path: Path) -> None:
         ("ops: {", "is not YAML"),
         ("ops: {}", "target ops of .*: name exactly one of url, slack and email"),
         ("ops: {url: https://a, slack: https://b}", "name exactly one"),
-        ("ops: {url: ftp://a}", "url: "),
-        ("ops: {url: https://a, secret: short}", "secret: "),
+        ("ops: {url: ftp://a}", "field `url`"),
+        ("ops: {url: https://a, secret: short}", "field `secret`"),
+        ("ops: {url: https://a, secret: whsec_AAAAAAAAAAAAAAAAA}", "whsec_ and base64"),
+        ("ops: {email: [a b], smtp: smtps://h, sender: a@b}", "field `email.0`"),
         ("ops: {slack: https://a, secret: whsec_AAAAAAAAAAAAAAAA}", "only webhooks are signed"),
         ("ops: {email: [a@b]}", "email needs smtp and sender"),
-        ("ops: {url: https://a, events: [ended]}", "events.0: "),
-        ("ops: {uri: https://a}", "uri: "),
+        ("ops: {url: https://a, events: [ended]}", "field `events.0`"),
+        ("ops: {uri: https://a}", "did you mean `url`"),
         ("ops: 3", "target ops"),
     ],
 )
@@ -304,6 +318,14 @@ def test_a_wrong_file_is_named_with_the_entry(tmp_path: Path, text: str, why: st
     path.write_text(text)
     with pytest.raises(UsageError, match=why):
         load_targets(str(path))
+
+
+def test_no_message_about_a_file_shows_a_secret(tmp_path: Path) -> None:
+    path = tmp_path / "notify.yaml"
+    path.write_text("ops: {url: ftp://hidden, secret: hidden, smtp: hidden}\n")
+    with pytest.raises(UsageError) as found:
+        load_targets(str(path))
+    assert "hidden" not in str(found.value)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -227,8 +227,15 @@ def test_one_job_without_an_interval_leaves_none_to_the_others() -> None:
     assert pooled([]) is None
 
 
+@pytest.mark.parametrize(
+    ("degrees", "expected"), [(1, 12.706), (30, 2.042), (31, 2.0395), (120, 1.9799)]
+)
+def test_students_t_by_its_tables(degrees: int, expected: float) -> None:
+    assert t95(degrees) == pytest.approx(expected, abs=1e-4)
+
+
 @pytest.mark.parametrize("degrees", [*range(1, 41), 120])
-def test_students_t(degrees: int) -> None:
+def test_students_t_by_its_density(degrees: int) -> None:
     """Between its points and their negatives lie 95 % of the density: Simpson's rule."""
     norm = math.gamma((degrees + 1) / 2) / math.gamma(degrees / 2) / math.sqrt(degrees * math.pi)
     x = np.linspace(-t95(degrees), t95(degrees), 20_001)
