@@ -24,7 +24,7 @@ from specbatch.pipeline.bootstrap import make_client, make_store, patient
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.operations.spec_input import build_spec, parse_spec, resolved_spec
 from specbatch.pipeline.runtime.client import Client
-from specbatch.schemas.audit import DATA_FOLDER, MANIFEST_NAME
+from specbatch.schemas.audit import MANIFEST_NAME, data_uri
 from specbatch.schemas.records import JobState
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec
@@ -165,7 +165,7 @@ class JobClient:
             compute_sec=progress.compute_sec,
             wall_sec=wall_sec,
             output_uri=job.output_uri,
-            data_uri=f"{output}/{DATA_FOLDER}" if progress.state.has_output else None,
+            data_uri=data_uri(job.output_uri, progress.state),
             manifest_uri=f"{output}/{MANIFEST_NAME}" if progress.state.has_output else None,
             quarantined=dict(quarantined.most_common()),
             failed_groups=len(failed),

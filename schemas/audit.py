@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from specbatch.schemas.records import CompletionRecord
+from specbatch.schemas.records import CompletionRecord, JobState
 
 FIRST = bytes(32)  # what the first entry of a chain follows
 
@@ -64,6 +64,11 @@ class LogEntry:
 
 MANIFEST_NAME = "manifest.json"  # in the folder or prefix of the output
 DATA_FOLDER = "data"  # below it: completions and nothing else, so that any reader opens it
+
+
+def data_uri(output_uri: str, state: JobState) -> str | None:
+    """The folder or prefix with nothing but completions; None where none were published."""
+    return f"{output_uri.rstrip('/')}/{DATA_FOLDER}" if state.has_output else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from specbatch.jobs.cli.console import complain, out, remark, say, say_json
 from specbatch.pipeline.observe.terminal.summary import JobSummary, summary_table
 from specbatch.pipeline.policy.costs.savings import drafted, savings
 from specbatch.pipeline.runtime.client import Client
-from specbatch.schemas.audit import DATA_FOLDER
+from specbatch.schemas.audit import data_uri
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.records import JobRow, JobState
 
@@ -31,11 +31,6 @@ def as_json(job: JobRow, progress: JobProgress) -> dict[str, object]:
         "output": job.output_uri,
         "data": data_uri(job.output_uri, progress.state),
     }
-
-
-def data_uri(output_uri: str, state: JobState) -> str | None:
-    """The folder or prefix with nothing but completions; None where none were published."""
-    return f"{output_uri.rstrip('/')}/{DATA_FOLDER}" if state.has_output else None
 
 
 def finish(client: Client, job_id: str, json: bool, otherwise: int = 0) -> NoReturn:
