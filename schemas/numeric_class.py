@@ -66,9 +66,11 @@ def key_of_spec(spec: Mapping[str, Any], numeric_class: str | None = None) -> st
 
 
 def class_note(kept: str | None, here: str | None) -> str | None:
-    """Says that tokens were decided in another class than the one here; None if not known so."""
-    if kept is None or here is None or kept == here:
+    """Says that tokens were not decided in the class here, for all that is known; else None."""
+    if here is None or kept == here:
         return None
+    if kept in (None, UNKNOWN):
+        return f"written before numeric classes were recorded, checked in {here}: bits may differ"
     return f"written in numeric class {kept}, checked in {here}: bits may differ"
 
 

@@ -13,7 +13,7 @@ def cancel(job: JobId) -> None:
     """Ask a job to stop: finished rows are kept, the others left beside the output as a job."""
     with client(load_settings()) as c:
         before = c.job(job)
-        row = c.cancel(job, f"cancelled by {_who()}")
+        row = c.cancel(before.job_id, f"cancelled by {_who()}")
     if before.state.is_final:
         say(f"job {row.job_id} is {row.state} already; nothing to cancel")
     else:

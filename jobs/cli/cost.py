@@ -27,7 +27,7 @@ MOST_JOBS = 1_000_000
 def cost(
     job: Annotated[
         str | None,
-        typer.Argument(help="id of a job, or its first characters; without one, all that was paid"),
+        typer.Argument(help="a job, as `show` takes it; without one, all that was paid"),
     ] = None,
     by: Annotated[
         By | None,

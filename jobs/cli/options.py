@@ -203,7 +203,10 @@ IdempotencyKey = Annotated[
         "--idempotency-key", "submitting again with this key finds the same job and resumes it"
     ),
 ]
-JobId = Annotated[str, typer.Argument(metavar="JOB", help="job id, or at least 6 first characters")]
+JobId = Annotated[
+    str,
+    typer.Argument(metavar="JOB", help="job id, 6 or more first characters, a name, or latest"),
+]
 
 
 def depth_value(text: str | None) -> str | int | None:

@@ -7,6 +7,7 @@ from typing import NoReturn
 import typer
 
 from specbatch.jobs.cli.console import complain, out, remark, say, say_json
+from specbatch.pipeline.observe.terminal.progress import INTERRUPTED
 from specbatch.pipeline.observe.terminal.summary import JobSummary, summary_table
 from specbatch.pipeline.policy.costs.savings import drafted, savings
 from specbatch.pipeline.runtime.client import Client
@@ -18,11 +19,12 @@ ROWS_COUNT = "(row numbers count from 0, through all files; blank lines of JSONL
 EXIT_CODES = {JobState.PARTIAL: 3, JobState.FAILED: 4, JobState.CANCELLED: 5}
 
 
-def as_json(job: JobRow, progress: JobProgress) -> dict[str, object]:
+def as_json(job: JobRow, progress: JobProgress, interrupted: bool = False) -> dict[str, object]:
     """The object that `--json` prints."""
     return {
         "job": job.job_id,
-        "state": str(progress.state),
+        "name": job.name,
+        "state": INTERRUPTED if interrupted else str(progress.state),
         "rows": progress.rows_total,
         "rows_failed": progress.rows_failed,
         "tokens": progress.completion_tokens,
@@ -52,11 +54,12 @@ def print_summary(client: Client, job_id: str) -> None:
     out.print(summary_table(summary_of(client.job(job_id), client.progress(job_id))))
 
 
-def summary_of(job: JobRow, progress: JobProgress) -> JobSummary:
+def summary_of(job: JobRow, progress: JobProgress, interrupted: bool = False) -> JobSummary:
     """A job's figures, and what drafting brought."""
     saved = savings(job.report)
     speedup = None if saved is None else saved.speedup
-    return JobSummary(job, progress, speedup, drafted(job.report, progress.proposed))
+    is_drafted = drafted(job.report, progress.proposed)
+    return JobSummary(job, progress, speedup, is_drafted, interrupted)
 
 
 def leave(job: JobRow, otherwise: int = 0) -> NoReturn:

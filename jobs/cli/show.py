@@ -18,7 +18,7 @@ from specbatch.jobs.cli.options import JobId
 from specbatch.jobs.cli.outcome import ROWS_COUNT, as_json, summary_of
 from specbatch.pipeline.bootstrap import make_client, make_store
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.observe.terminal.progress import interrupted_line
+from specbatch.pipeline.observe.terminal.progress import interrupted_line, resume_command
 from specbatch.pipeline.observe.terminal.summary import summary_table
 from specbatch.pipeline.operations.tools import first_rows
 from specbatch.pipeline.policy.costs.savings import drafted, savings
@@ -50,7 +50,8 @@ def show(
     settings = load_settings()
     with closing(make_store(settings)) as store:
         c = make_client(settings, silent, store)
-        row, progress = c.job(job), c.progress(job)
+        row = c.job(job)
+        progress = c.progress(row.job_id)
         interrupted = bool(c.interrupted([row], settings.lease_sec))
         decisions = store.decisions(row.job_id)
         audits = store.audits(row.job_id)
@@ -67,11 +68,12 @@ def show(
             payload |= {"given_back": row.last_error}
             payload |= {"model_fingerprint": row.model_fingerprint, "model_parts": row.model_parts}
             payload |= {"workers": models_here(store, row, silence_sec)}
-            payload |= {"interrupted": interrupted}
+            resume = resume_command(row.job_id) if interrupted else None
+            payload |= {"interrupted": interrupted, "resume": resume}
             payload |= {"notifications": [asdict(n) for n in store.notifications_of(row.job_id)]}
-            say_json(as_json(row, progress) | saved_json(saved, is_drafted) | payload)
+            say_json(as_json(row, progress, interrupted) | saved_json(saved, is_drafted) | payload)
             return
-        _say_how_far(row, progress)
+        _say_how_far(row, progress, interrupted)
         if interrupted:
             say(interrupted_line(row.job_id))
         for line in (
@@ -97,8 +99,8 @@ def show(
     say(f"output: {row.output_uri}")
 
 
-def _say_how_far(row: JobRow, progress: JobProgress) -> None:
-    out.print(summary_table(summary_of(row, progress)))
+def _say_how_far(row: JobRow, progress: JobProgress, interrupted: bool) -> None:
+    out.print(summary_table(summary_of(row, progress, interrupted)))
     say(f"progress: {progress.rows_done:,} of {progress.rows_total:,} prompts, "
         f"{progress.groups_done:,} of {progress.groups_total:,} groups"
         + ("" if progress.ingest_done else f", {_of_reading(row)}"))  # fmt: skip

@@ -36,6 +36,7 @@ from specbatch.schemas.speculation import AcceptanceCount
 OPEN = (Stage.PROPOSE, Stage.VERIFY, Stage.RECORD)  # a group that is not finished
 CANCELLABLE = (Stage.PROPOSE, Stage.VERIFY)  # at RECORD the work is finished
 JOB_ENDED = "the job ended before this group did"
+LATEST = "latest"  # names the newest job
 MIN_PREFIX = 6  # characters of a job id that are enough to name it
 MOST_NAMED = 4  # of several jobs whose ids begin alike
 FINISHED = (FinishReason.STOP, FinishReason.LENGTH)  # completions that ended of themselves
@@ -351,3 +352,12 @@ def find_by_prefix(prefix: str, found: Sequence[str]) -> str | None:
         named = f"{', '.join(found[:MOST_NAMED])}{more}"
         return f"more than one job id begins with {prefix!r}: {named}; give more of it"
     return f"no job {prefix!r} in this store"
+
+
+def find_by_name(name: str, found: Sequence[str]) -> str | None:
+    """The same for the ids of jobs with a name, newest first."""
+    if len(found) < 2:
+        return find_by_prefix(name, found)
+    more = ", …" if len(found) > MOST_NAMED else ""
+    named = f"{', '.join(found[:MOST_NAMED])}{more}"
+    return f"more than one job is named {name!r}: {named}; give the id of one"

@@ -179,7 +179,7 @@ class Auditor:
         Raises `UsageError` for a job that still runs, whose log keeps changing.
         """
         try:
-            job_id = self.store.logged_job(job)
+            job_id = self._id_of(job)
         except JobNotFoundError:
             if self.anchors is None or not self.anchors.known(job):
                 raise
@@ -190,6 +190,13 @@ class Auditor:
             if audit.intact or self.store.log_head(job_id) == before:
                 return audit
         raise UsageError(f"job {job_id} is still running: audit it when it has ended")
+
+    def _id_of(self, job: str) -> str:
+        """The id of a job by its log, whether its row exists or not, or by its name."""
+        try:
+            return self.store.logged_job(job)
+        except JobNotFoundError:
+            return self.store.get_job(job).job_id
 
     def _gone(self, job_id: str, anchors: Anchors) -> ChainAudit:
         """Check a job that only its anchors know."""

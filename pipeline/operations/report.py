@@ -14,14 +14,16 @@ from typing import Any
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.observe.report.counts import Fill, Tally, Timeline, spread
 from specbatch.pipeline.observe.report.facts import CostPart, Facts, Quarantined, ShownRow
+from specbatch.pipeline.observe.terminal.progress import resume_command
 from specbatch.pipeline.observe.units import plural, version_here
 from specbatch.pipeline.operations.report_texts import Texts
 from specbatch.pipeline.policy.costs.job_costs import JobCost, line_of
 from specbatch.pipeline.policy.costs.savings import drafted
+from specbatch.schemas.backlog import is_interrupted
 from specbatch.schemas.job_figures import RowFigures
 from specbatch.schemas.masking import masked
 from specbatch.schemas.provenance import TimeKind
-from specbatch.schemas.records import JobRow, Prompts, Stage
+from specbatch.schemas.records import JobRow, JobState, Prompts, Stage
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.timekeeping import SessionRow
 
@@ -88,6 +90,7 @@ def gather(
     return Facts(
         job=job,
         progress=progress,
+        resume=_resume(store, settings, job),
         made_at=made_at,
         version=version_here(),
         texts=texts.hidden,
@@ -124,6 +127,13 @@ def gather(
         devices=_devices(store.sessions(job.job_id)),
         samples=shown,
     )
+
+
+def _resume(store: Store, settings: Settings, job: JobRow) -> str | None:
+    """The command that resumes the job, if it was interrupted."""
+    workers = store.backlog().workers if job.state is JobState.RUNNING else ()
+    stopped = is_interrupted(job, store.holders, workers, settings.lease_sec)
+    return resume_command(job.job_id) if stopped else None
 
 
 def _session_of(store: Store, job: JobRow) -> dict[int, int]:

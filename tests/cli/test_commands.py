@@ -9,10 +9,11 @@ import pytest
 from rich.table import Table
 
 from specbatch.jobs.cli.console import show_whole
+from specbatch.jobs.cli.jobs import ShownState
 from specbatch.jobs.cli.show import decision_lines, quarantine_lines
 from specbatch.jobs.cli.worker import Kind, kinds_of
 from specbatch.pipeline.bootstrap import make_store
-from specbatch.schemas.records import RejectedRow
+from specbatch.schemas.records import JobState, RejectedRow, Stage
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.speculation import ALL_PROPOSERS, Decision, DecisionAction
 
@@ -36,9 +37,35 @@ def test_show_takes_the_first_characters_of_an_id(cli: Any, job: Any) -> None:
     pinned = ("numeric_class", "model_fingerprint", "model_parts")
     told = {name: shown.json[name] for name in ("decisions", *saved, *pinned)}
     told |= {"rows_quarantined": 0, "audits": [], "waits_for": None}
-    told |= {"given_back": None, "workers": {}, "interrupted": False, "notifications": []}
+    told |= {"given_back": None, "workers": {}, "interrupted": False, "resume": None}
+    told |= {"notifications": []}
     assert shown.json == made | told
     assert "progress: 12 of 12 prompts, 1 of 1 groups" in cli("show", made["job"]).out
+
+
+def test_an_interrupted_job_is_listed_and_shown_as_one(cli: Any, job: Any) -> None:
+    """A job that was begun, of which nobody holds anything."""
+    done = cli("submit-job", *job, "--local", "--json", "--output", "other", "--name", "done").json
+    cli("submit-job", *job, "--local", "--timeout", 0, "--name", "begun")
+    store = make_store(Settings())
+    job_id = store.get_job("begun").job_id
+    if (work := store.claim_job(job_id, Stage.INGEST, "w", 60.0)) is not None:
+        store.release(work.lease, "its worker is gone")
+    store.close()
+    resume = f"specbatch retry {job_id} --local"
+    (listed,) = cli("jobs", "--state", "interrupted", "--json").json
+    assert (listed["job"], listed["state"], listed["resume"]) == (job_id, "interrupted", resume)
+    assert cli("jobs", "--state", "running", "--json").json == []
+    shown = cli("show", "begun", "--json").json
+    assert (shown["state"], shown["resume"]) == ("interrupted", resume)
+    told = cli("show", "latest").out
+    assert "running" not in told
+    assert f"`{resume}` resumes it" in told
+    assert [row["job"] for row in cli("jobs", "--state", "done", "--json").json] == [done["job"]]
+
+
+def test_each_state_of_a_job_may_be_asked_for() -> None:
+    assert {*ShownState} == {*JobState, "interrupted"}
 
 
 def test_retry_of_a_finished_job_has_nothing_to_do(cli: Any, job: Any) -> None:

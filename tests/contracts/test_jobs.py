@@ -162,6 +162,22 @@ def test_a_job_is_found_by_a_unique_prefix(store: Store) -> None:
         store.get_job("%bcdef")
 
 
+def test_a_job_is_found_by_a_name_that_no_other_has_and_the_newest_as_latest(
+    store: Store, clock: Clock
+) -> None:
+    with pytest.raises(JobNotFoundError, match="no job 'latest' in this store"):
+        store.get_job("latest")
+    for job_id, name in (("abcdef01", "one"), ("abcdef02", "two"), ("abcdef03", "two")):
+        clock.advance(1)
+        store.create_job(new_job(job_id, name=name))
+    assert store.get_job("one").job_id == "abcdef01"
+    assert store.get_job("latest").job_id == "abcdef03"
+    with pytest.raises(JobNotFoundError, match="more than one job is named 'two': abcdef03, abcd"):
+        store.get_job("two")
+    store.create_job(new_job("one"))
+    assert store.get_job("one").job_id == "one", "an id wins over a name"
+
+
 def test_a_prefix_of_several_jobs_is_refused_with_the_first_of_them(store: Store) -> None:
     ids = [f"abcdef0{number}" for number in range(6)]
     for number, job_id in enumerate(ids):

@@ -66,6 +66,16 @@ def test_one_sample_shows_means_since_the_start() -> None:
         assert said in text, said
 
 
+def test_ids_are_as_long_as_tells_them_apart() -> None:
+    jobs = [(replace(JOB, job_id=f"1a21391077068c{end}"), PROGRESS) for end in ("01", "02", "11")]
+    text = shown(Watch().board(backlog(), jobs))
+    assert all(job.job_id in text for job, _ in jobs)
+    text = shown(Watch().board(backlog(), jobs[1:]))
+    assert "1a21391077068c0 " in text
+    assert "1a21391077068c02" not in text
+    assert "1a2139107706 " in shown(Watch().board(backlog(), jobs[:1]))
+
+
 def test_two_samples_show_what_grew_between_them() -> None:
     watch = Watch()
     watch.board(backlog(), [(JOB, PROGRESS)])

@@ -142,9 +142,23 @@ def test_a_job_without_completions_says_so(store: Store) -> None:
     assert "The job is still queued: 0 of 0 prompts are done" in page.text
 
 
+def test_a_job_that_nobody_works_on_is_interrupted_and_names_the_command(store: Store) -> None:
+    ingest(store, groups=2)
+    commit(store, verified(store, 0))
+    page = report(store)
+    assert (
+        f"was interrupted and nobody works on it, specbatch retry {JOB} --local resumes it: "
+        "4 of 8 prompts are done"
+    ) in page.text
+    head, _, _ = page.text.partition("These are the figures so far")
+    assert "interrupted" in head.partition("was interrupted")[0]
+    assert "running" not in head
+
+
 def test_a_running_job_is_told_so_far(store: Store) -> None:
     ingest(store, groups=2)
     commit(store, verified(store, 0))
+    assert store.claim_group(JOB, 1, Stage.VERIFY, "w1", 60) is not None
     page = report(store)
     assert "still running: 4 of 8 prompts are done" in page.text
     assert "4 completions with 12 tokens" in page.text

@@ -94,7 +94,10 @@ _MAKE_MONTH = text("SELECT specbatch_month(:month)")
 
 
 def find(conn: Connection, job_id: str) -> Any:
-    """The job's row by id or by a unique prefix. Raises `JobNotFoundError`."""
+    """The job's row by id, by a unique prefix or name, or the newest by `latest`.
+
+    Raises `JobNotFoundError`.
+    """
     match = Job.job_id == job_id
     if len(job_id) >= rules.MIN_PREFIX:
         match = or_(match, Job.job_id.startswith(job_id, autoescape=True))
@@ -103,9 +106,23 @@ def find(conn: Connection, job_id: str) -> Any:
     rows = [row for row in found if row.job_id.startswith(job_id)]  # SQLite's LIKE folds case
     if rows and rows[0].job_id == job_id:  # an exact match sorts before what it is a prefix of
         return rows[0]
+    if not rows:
+        return _named(conn, job_id)
     if problem := rules.find_by_prefix(job_id, [row.job_id for row in rows]):
         raise JobNotFoundError(problem)
     return rows[0]
+
+
+def _named(conn: Connection, name: str) -> Any:
+    """The row of the only job of this name, or of the newest job for `latest`."""
+    newest_first = select(*Job.__table__.c).order_by(Job.created_at.desc(), Job.job_id.desc())
+    if name == rules.LATEST:
+        found = conn.execute(newest_first.limit(1)).all()
+    else:
+        found = conn.execute(newest_first.where(Job.name == name).limit(rules.MOST_NAMED + 1)).all()
+    if problem := rules.find_by_name(name, [row.job_id for row in found]):
+        raise JobNotFoundError(problem)
+    return found[0]
 
 
 def row(conn: Connection, job_id: str) -> JobRow:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import resources
@@ -30,6 +31,8 @@ from specbatch.schemas.errors import StoreError
 from specbatch.schemas.masking import mask_url
 from specbatch.schemas.patience import NOBODY, Asking, NoAnswerError, patiently
 from specbatch.schemas.sql_roles import ROLES, granting
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -75,6 +78,14 @@ def upgrade(url: str, revision: str = "head") -> None:
     if revision == "head" and there == head():
         return
     _patiently(url, lambda asking: _upgrade(url, revision, asking))
+    if there is not None and revision == "head":
+        log.warning(
+            "migrated the database %s from revision %s to %s: earlier versions of specbatch cannot "
+            "open it any more",
+            mask_url(url),
+            there,
+            head(),
+        )
 
 
 @_again

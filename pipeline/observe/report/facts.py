@@ -130,6 +130,7 @@ class Facts:
 
     job: JobRow
     progress: JobProgress
+    resume: str | None  # the command that resumes an interrupted job; None: it is not
     made_at: float
     version: str
     texts: str | None  # why no texts are shown; None: they are

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
+from specbatch.pipeline.observe.terminal.progress import INTERRUPTED
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.records import JobRow, JobState, Verification
 
@@ -18,6 +19,7 @@ class JobSummary:
     progress: JobProgress
     speedup: float | None  # time at depth 0 ÷ time taken, where that was measured
     drafted: bool  # whether anything was drafted, for any row
+    interrupted: bool = False  # begun, and nobody works on it
 
     @property
     def wall_sec(self) -> float | None:
@@ -45,7 +47,7 @@ def summary_rows(summary: JobSummary) -> list[tuple[str, str]]:
     speed = "" if s.tokens_per_sec is None else f" ({s.tokens_per_sec:,.0f} per second)"
     rows = [
         ("job", f"{job.job_id} ({job.name})"),
-        ("state", str(progress.state)),
+        ("state", INTERRUPTED if s.interrupted else str(progress.state)),
         ("prompts", f"{progress.rows_total:,}"),
         ("failed", f"{progress.rows_failed:,}"),
         ("tokens", f"{progress.completion_tokens:,}{speed}"),

@@ -33,6 +33,7 @@ from specbatch.schemas.records import JobRow, JobState
 
 STALE_SEC = 60.0  # a worker that has been silent for so long may be gone
 WIDE = 110  # columns that a terminal needs to show everything
+SHORT_ID = 12  # characters of a job id that are shown at least
 _BAR = 12
 _NOBODY = "no worker is alive: start `specbatch worker`"
 _NOT_YET = "a worker holds work and has not reported its device yet"
@@ -197,6 +198,7 @@ def _fingerprint(worker: WorkerNow) -> str | None:
 
 def tables(board: Board, width: int = WIDE) -> RenderableType:
     """The board as tables, one below the other; with fewer columns on a narrow terminal."""
+    ids = _short([job.job_id for job in board.jobs])
     return Group(
         _headline(board),
         Text(),
@@ -204,10 +206,10 @@ def tables(board: Board, width: int = WIDE) -> RenderableType:
         Text(),
         _queues(board.backlog.stages),
         Text(),
-        _jobs(board, width < WIDE),
+        _jobs(board, ids, width < WIDE),
         *(Text(line, style="red") for line in _troubled(board.backlog.processes)),
         *(Text(line, style="yellow") for line in _versions(board.backlog.workers)),
-        *(Text(f"{job.job_id[:12]} {job.waits}", style="red") for job in board.jobs if job.waits),
+        *(Text(f"{ids[job.job_id]} {job.waits}", style="red") for job in board.jobs if job.waits),
     )
 
 
@@ -305,13 +307,22 @@ def _queues(stages: Sequence[StageBacklog]) -> Table:
     return table
 
 
-def _jobs(board: Board, narrow: bool) -> Table:
+def _short(job_ids: Sequence[str]) -> dict[str, str]:
+    """By id, the shortest beginnings that tell these jobs apart. Ids begin with the time."""
+    most = max(map(len, job_ids), default=0)
+    kinds = len(set(job_ids))
+    fits = (n for n in range(SHORT_ID, most) if len({one[:n] for one in job_ids}) == kinds)
+    length = next(fits, most)
+    return {one: one[:length] for one in job_ids}
+
+
+def _jobs(board: Board, ids: Mapping[str, str], narrow: bool) -> Table:
     if not board.jobs:
         return _nothing("jobs", "no job is running or queued")
     heads = ["job", "name", "state", "", "prompts", "tokens", "tokens/s", "accepted", "ETA", "cost"]
     rows: list[list[RenderableType]] = [
         [
-            job.job_id[:12],
+            ids[job.job_id],
             job.name[:24],
             job.state,
             _bar(job.share),
