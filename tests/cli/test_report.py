@@ -1,4 +1,4 @@
-"""`specbatch report` of the demo job, seen by a real browser: light, dark, on paper, by keyboard.
+"""`specbatch report` of the demo job, seen by a real browser: light, dark, three screens, paper.
 
 With WRITE_DOCS_IMAGES=1 the pictures in docs/images are made anew, of the whole demo job.
 """
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import axe_core_python
 import pytest
 
 from specbatch.pipeline.bootstrap import make_store
@@ -27,6 +28,8 @@ from support.tree import ROOT
 IMAGES = ROOT / "docs" / "images"
 WRITES = os.environ.get("WRITE_DOCS_IMAGES") == "1"
 OPENS_MS = 2000
+SCREENS = ((390, 844), (768, 1024), (1440, 900))  # a telephone, a tablet, a desk
+AXE = Path(axe_core_python.__file__).parent / "axe.min.js"
 MOST_BYTES = 3_000_000
 
 
@@ -68,20 +71,23 @@ def test_the_demo_job_looks_right_in_light_dark_and_on_paper(
     images = IMAGES if WRITES else tmp_path
     images.mkdir(exist_ok=True)
     pictures = {}
-    browser.size(1180, 1480)
     for scheme in ("light", "dark"):
         browser.prefer(scheme)
-        browser.evaluate("scrollTo({top: 0, behavior: 'instant'})")
-        pictures[scheme] = browser.screenshot(whole=False)
-        (images / f"report-{scheme}.png").write_bytes(pictures[scheme])
+        for width, height in SCREENS:
+            browser.size(width, height)
+            browser.evaluate("scrollTo({top: 0, behavior: 'instant'})")
+            pictures[scheme, width] = browser.screenshot(whole=False)
+            (images / f"report-{width}-{scheme}.png").write_bytes(pictures[scheme, width])
+            assert_fits(browser, width)
+            assert_no_barrier(browser)
+        browser.size(1180, 1480)
         _show_token(browser)
         (images / f"report-tokens-{scheme}.png").write_bytes(browser.screenshot(whole=False))
-    assert all(len(picture) > 50_000 for picture in pictures.values())
-    assert pictures["light"] != pictures["dark"]
+    assert all(len(picture) > 30_000 for picture in pictures.values())
+    assert len(set(pictures.values())) == len(pictures)
     colours = browser.evaluate("getComputedStyle(document.body).backgroundColor")
     assert colours == "rgb(15, 20, 26)"
     assert_reads_by_hand(browser)
-    assert_fits_a_telephone(browser)
     assert_prints(browser)
 
 
@@ -121,12 +127,28 @@ def assert_reads_by_hand(browser: Browser) -> None:
     assert inside
 
 
-def assert_fits_a_telephone(browser: Browser) -> None:
-    """The page itself does not scroll sideways; wide tables do within it."""
-    browser.size(390, 844)
-    wide = browser.evaluate("document.documentElement.scrollWidth")
-    assert wide <= 390
-    browser.size(1180, 1480)
+def assert_fits(browser: Browser, width: int) -> None:
+    """Nothing is cut off: neither the page nor a table scrolls sideways, and no column is so narrow
+    that its words break into pieces."""
+    browser.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    cut = "filter(e => e.scrollWidth > e.clientWidth + 1).map(e => [e.scrollWidth, e.clientWidth, e.innerText.slice(0, 40)])"
+    assert browser.evaluate(f"[...document.querySelectorAll('.scroll')].{cut}") == []
+    browser.evaluate("document.querySelectorAll('details').forEach(d => d.open = false)")
+    cells = "[...document.querySelectorAll('.words td:nth-child(4), .cards dd.value')]"
+    narrow = "filter(e => e.offsetWidth && e.offsetWidth < 90 && e.innerText.length > 9)"
+    assert browser.evaluate(f"{cells}.{narrow}.map(e => e.innerText)") == []
+
+
+def assert_no_barrier(browser: Browser) -> None:
+    """axe finds nothing serious."""
+    browser.evaluate(f"{AXE.read_text()}; 0")
+    found = browser.evaluate(
+        "axe.run({resultTypes: ['violations']}).then(done => done.violations"
+        ".filter(v => ['serious', 'critical'].includes(v.impact))"
+        ".map(v => [v.id, v.nodes.map(n => n.html.slice(0, 120)).slice(0, 3)]))"
+    )
+    assert found == []
 
 
 def assert_prints(browser: Browser) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from support.workers import command, worker
 JOB = "0123456789abcdef"
 REPLY_TO = "hints." + "0" * 32
 PATIENCE_SEC = 60.0
+TRIES = 3
 
 
 # --- what is asked --------------------------------------------------------------------------
@@ -211,6 +212,21 @@ def line_over(broker_url: str) -> Iterator[tuple[Any, RefillChannel, list[HintMe
         line.close()
 
 
+def asked_of(app: Any, line: RefillChannel, message: RefillMessage) -> Any:
+    """The message as its proposer finds it. A request may be lost with a connection, so it is made
+    again, as a verifier would for its next sequence."""
+    with app.connection_for_read() as connection:
+        queue = connection.SimpleQueue(app.amqp.queues[queue_for(Stage.PROPOSE, "small")])
+        for _ in range(TRIES):
+            line.ask("small", message)
+            with suppress(queue.Empty):
+                task = queue.get(timeout=PATIENCE_SEC / TRIES)
+                task.ack()
+                queue.close()
+                return task
+    raise AssertionError("no request arrived")
+
+
 def assert_round_trip(broker_url: str) -> None:
     message = RefillMessage(
         job_id=JOB,
@@ -221,12 +237,7 @@ def assert_round_trip(broker_url: str) -> None:
         reply_to=REPLY_TO,
     )
     with line_over(broker_url) as (app, line, came, arrived):
-        line.ask("small", message)
-        with app.connection_for_read() as connection:
-            asked = connection.SimpleQueue(app.amqp.queues[queue_for(Stage.PROPOSE, "small")])
-            task = asked.get(timeout=PATIENCE_SEC)
-            task.ack()
-            asked.close()
+        task = asked_of(app, line, message)
         assert task.headers["task"] == REFILL_TASK
         assert task.headers["expires"], "a proposer that is dead must find nothing to do later"
         assert RefillMessage.model_validate(task.payload[1]) == message

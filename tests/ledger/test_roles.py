@@ -41,6 +41,7 @@ from support.migrations import downgrade
 from support.servers import PrivatePostgres
 
 PASSWORD = "long-enough-to-be-one"
+GONE_SEC = 60
 WHO = "host:41"  # a worker, as the log names them
 Login = Callable[[str], str]
 
@@ -81,7 +82,12 @@ def login(postgres_url: str) -> Iterator[Login]:
         return url.render_as_string(hide_password=False)
 
     yield make
-    for name in made:
+    for name in made:  # the server ends a closed connection in its own time
+        run(
+            postgres_url,
+            f"SELECT pg_terminate_backend(pid, {1000 * GONE_SEC}) FROM pg_stat_activity"
+            f" WHERE usename = '{name}'",
+        )
         run(postgres_url, f"DROP ROLE {name}")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
@@ -99,9 +100,23 @@ def token_text(text: str | None) -> str:
     return text[:-1] + _BREAK + "\n" if text.endswith("\n") else text
 
 
+def labelled(rows: str, heads: Sequence[str]) -> str:
+    """Table rows whose cells carry their column's name, for screens too narrow for columns.
+
+    `rows` is markup; so is the result.
+    """
+    from markupsafe import Markup, escape
+
+    def with_labels(row: re.Match[str]) -> str:
+        labels = iter(heads[1:])  # a row's first cell is its heading
+        return re.sub("<td", lambda _: f'<td data-label="{escape(next(labels))}"', row[0])
+
+    return Markup(re.sub(r"<tr>.*?</tr>", with_labels, rows, flags=re.DOTALL))
+
+
 FILTERS = (
     *(units.clock, units.count, units.figure, units.percent, units.plural, units.seconds),
-    *(units.usd, units.when, token_class, token_text),
+    *(units.usd, units.when, labelled, token_class, token_text),
 )
 
 
