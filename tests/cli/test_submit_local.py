@@ -23,7 +23,7 @@ from specbatch.schemas.settings import Settings
 from support.models import TinyPair
 
 KEYS = [
-    *("job", "state", "rows", "rows_failed", "tokens", "acceptance_rate", "cost_usd"),
+    *("job", "name", "state", "rows", "rows_failed", "tokens", "acceptance_rate", "cost_usd"),
     *("output", "data"),
 ]
 
@@ -168,7 +168,7 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(
     assert running.returncode == 130, err
     assert "run the same command again" in err
     assert "Traceback" not in err
-    assert cli("jobs", "--state", "running", "--json").json
+    assert cli("jobs", "--state", "interrupted", "--json").json
     assert cli("submit-job", *keyed, "--json").json["state"] == "done"
 
 
