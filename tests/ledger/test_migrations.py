@@ -160,6 +160,19 @@ def test_down_and_up_again(url: str) -> None:
     assert check(url) == []
 
 
+def test_who_migrates_an_existing_database_says_that_earlier_versions_cannot_open_it(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = "from revision 0001 to 0017: earlier versions of specbatch cannot open it"
+    for revision, expected in (("0001", 0), ("head", 1), ("head", 1)):
+        migrate.upgrade(url, revision)
+        assert caplog.text.count(said) == expected
+    downgrade(url)
+    caplog.clear()
+    migrate.upgrade(url)
+    assert "cannot open it" not in caplog.text, "a new one was opened by nobody"
+
+
 def test_every_revision_can_be_taken_back(url: str) -> None:
     for revision in revisions():
         migrate.upgrade(url, revision)
