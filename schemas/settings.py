@@ -62,7 +62,7 @@ class Settings(BaseSettings):
         "on: `private` (this user), `group` (the folder's group too) or `umask`",
     )
     output_mode: Access = Field(
-        default=Access.UMASK, description="the same of outputs and exports in folders"
+        default=Access.UMASK, description="the same for outputs and exports in folders"
     )
     s3_endpoint_url: str | None = Field(default=None, description="S3 endpoint other than AWS")
     lease_sec: float = Field(
@@ -125,7 +125,7 @@ class Settings(BaseSettings):
     kv_cache_mib: int = Field(
         default=1024,
         ge=16,
-        description="memory for KV blocks, per model, as far as it is available",
+        description="memory for KV blocks, per model; less if less is available",
     )
     device: str = Field(
         default="cpu",

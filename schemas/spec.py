@@ -283,7 +283,7 @@ class SamplingSpec(Part):
         default=(), max_length=256, description="sequences of token ids to exclude"
     )
 
-    logprobs: bool = Field(default=False, description="hand out each token's log-probability")
+    logprobs: bool = Field(default=False, description="return each token's log-probability")
     top_logprobs: int = Field(
         default=0,
         ge=0,
@@ -404,7 +404,7 @@ class JobSpec(Part):
     speculation: SpeculationSpec = SpeculationSpec()
     engine: EngineSpec = EngineSpec()
     priority: Literal["high", "normal", "low"] = Field(
-        default="normal", description="class; a higher one's groups go first"
+        default="normal", description="groups of a higher priority go first"
     )
     deadline_sec: float | None = Field(
         default=None, gt=0, description="from submission; the job then stops and keeps its results"

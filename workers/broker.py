@@ -191,5 +191,5 @@ def _requirement(word: str | None) -> ssl.VerifyMode:
 
 def _readable(name: str, path: str) -> str:
     if not os.access(path, os.R_OK) or not Path(path).is_file():
-        raise UsageError(f"SPECBATCH_BROKER_URL: {name} names {path}, which is no readable file")
+        raise UsageError(f"SPECBATCH_BROKER_URL: {name} names {path}, which is not a readable file")
     return path

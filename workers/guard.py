@@ -93,4 +93,4 @@ def _check_headers(headers: Mapping[str, Any]) -> None:
     for name in _TEXT_HEADERS:
         text = headers.get(name)
         if text is not None and (not isinstance(text, str) or len(text) > _MOST_TEXT):
-            raise RefusedMessageError(f"its header `{name}` is no short text")
+            raise RefusedMessageError(f"its header `{name}` is not a short text")

@@ -64,14 +64,14 @@ def unacked_entry(raw: bytes | str) -> tuple[dict[str, Any], str, str]:
         raise UnreadableError("it is not a message, its exchange and its routing key")
     message, exchange, routing_key = entry
     if not (isinstance(exchange, str) and isinstance(routing_key, str)):
-        raise UnreadableError("its exchange or routing key is no text")
+        raise UnreadableError("its exchange or routing key is not text")
     return check_message(message), exchange, routing_key
 
 
 def check_message(message: Any) -> dict[str, Any]:
     """The message, if it is one. Raises `UnreadableError`."""
     if not isinstance(message, dict):
-        raise UnreadableError("it is no JSON object")
+        raise UnreadableError("it is not a JSON object")
     properties = message.get("properties")
     if not isinstance(properties, dict) or not _is_text(properties.get("delivery_tag")):
         raise UnreadableError("it has no delivery tag")
@@ -81,10 +81,10 @@ def check_message(message: Any) -> dict[str, Any]:
     ):
         raise UnreadableError("it does not say where it was delivered to")
     if not isinstance(message.get("headers") or {}, dict):
-        raise UnreadableError("its headers are no JSON object")
+        raise UnreadableError("its headers are not a JSON object")
     kinds = (message.get("content-type"), message.get("content-encoding"))
     if not all(kind is None or isinstance(kind, str) for kind in kinds):
-        raise UnreadableError("its content type is no text")
+        raise UnreadableError("its content type is not text")
     _check_body(message.get("body"), properties.get("body_encoding"))
     return message
 
@@ -97,7 +97,7 @@ def quoted(value: object) -> str:
 
 def _check_body(body: Any, encoding: Any) -> None:
     if body is not None and not isinstance(body, str):
-        raise UnreadableError("its body is no text")
+        raise UnreadableError("its body is not text")
     if encoding is not None and encoding not in _ENCODINGS:
         raise UnreadableError("its body is encoded in an unknown way")
     if body and encoding == "base64":
@@ -117,7 +117,7 @@ def _loaded(raw: bytes | str) -> Any:
     try:
         return json.loads(raw)
     except (ValueError, RecursionError):
-        raise UnreadableError("it is no JSON") from None
+        raise UnreadableError("it is not JSON") from None
 
 
 class CheckedRedis(redis.Redis):

@@ -38,7 +38,7 @@ def audit(
     sample: Annotated[
         str, typer.Option("--sample", help="share of completions to replay: 2%, 0.02; 0: none")
     ] = DEFAULT_SHARE,
-    seed: Annotated[int, typer.Option("--seed", help="another sample for another number")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="seed of the sample")] = 0,
     verifier: Annotated[
         str | None,
         typer.Option(
@@ -46,7 +46,7 @@ def audit(
         ),
     ] = None,
     anchor: Annotated[
-        bool, typer.Option("--anchor", help="if all is intact, anchor the present end of the log")
+        bool, typer.Option("--anchor", help="anchor the current end of the log if all is intact")
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="one JSON object on one line")] = False,
 ) -> None:

@@ -48,7 +48,7 @@ def cost(
         say_json(_as_json(job, costs, by, sheet, paid))
         return
     if not paid.ticks and not costs:
-        say("nothing was paid for yet")
+        say("no costs yet")
         return
     show_whole(balance_table(sheet, paid, "total of the job" if job else "what was leased"))
     for line in figures(line_of(costs)):

@@ -46,7 +46,7 @@ def export(
         bool, typer.Option("--overwrite", help="replace an export that is there")
     ] = False,
     so_far: Annotated[
-        bool, typer.Option("--so-far", help="also of a job that has not ended: what is finished")
+        bool, typer.Option("--so-far", help="also export a job that has not ended: its finished rows")
     ] = False,
     json: o.Json = False,
 ) -> None:

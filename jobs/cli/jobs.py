@@ -40,7 +40,7 @@ def jobs(
     state: Annotated[
         ShownState | None, typer.Option(help="only jobs in this state", show_default=False)
     ] = None,
-    limit: Annotated[int, typer.Option(help="how many at most", min=1)] = 50,
+    limit: Annotated[int, typer.Option(help="most jobs shown", min=1)] = 50,
     json: Annotated[bool, typer.Option("--json", help="one JSON array on one line")] = False,
 ) -> None:
     """List jobs, newest first."""

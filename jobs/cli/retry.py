@@ -41,7 +41,7 @@ def retry(
         bool,
         typer.Option(
             "--accept-model",
-            help="accept the model's present files: those here, or those of the workers",
+            help="accept the model's current files: those here, or those of the workers",
         ),
     ] = False,
     timeout: o.Timeout = None,

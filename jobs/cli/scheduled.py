@@ -74,7 +74,7 @@ def time_of(schedule: Schedule, text: str) -> float:
         given = datetime.fromisoformat(text)
     except ValueError:
         raise UsageError(
-            f"--logical-time {text!r} is no time: write 2026-01-31, 2026-01-31T02:30 (in the "
+            f"--logical-time {text!r} is not a time: write 2026-01-31, 2026-01-31T02:30 (in the "
             "schedule's time zone) or 2026-01-31T01:30:00Z"
         ) from None
     if given.tzinfo is not None:

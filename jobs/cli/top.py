@@ -31,7 +31,7 @@ def top(
         float, typer.Option("--interval", help="seconds between two updates", min=0.2)
     ] = 2.0,
     once: Annotated[
-        bool, typer.Option("--once", help="print the present state as plain text, then exit")
+        bool, typer.Option("--once", help="print the current state as plain text, then exit")
     ] = False,
     json: Json = False,
 ) -> None:

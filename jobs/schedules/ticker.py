@@ -142,7 +142,7 @@ class Ticker:
         if next(schedule.times.after(logical_at - 1)) != logical_at:
             following = self._words(schedule, next(schedule.times.after(logical_at)))
             raise UsageError(
-                f"{self._words(schedule, logical_at)} is no time of schedule {schedule.name} "
+                f"{self._words(schedule, logical_at)} is not a time of schedule {schedule.name} "
                 f"({schedule.timing}): the next one after it is {following}"
             )
         rows = self.tick(schedule, now - schedule.fields.grace_sec)

@@ -148,7 +148,7 @@ def check_retry(
 def check_move(job: JobRow, change: Change, quarantined: bool) -> None:
     """Raise `UsageError` unless a running job can be moved to another numeric class or model."""
     if job.state.is_final:
-        raise UsageError(f"job {job.job_id} has ended meanwhile: retry it once more")
+        raise UsageError(f"job {job.job_id} has ended in the meantime: retry it again")
     if quarantined:
         raise UsageError(f"job {job.job_id} is running: --quarantined is for jobs that have ended")
     if job.cancel_requested:

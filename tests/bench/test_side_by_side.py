@@ -263,7 +263,7 @@ def test_transformers_pads_prompts_of_several_lengths_and_leaves_no_generator_be
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no prompts": ({"counts": ()}, "--n takes numbers"),
     "zero prompts": ({"counts": (0, 8)}, "--n takes numbers"),
-    "acceptance": ({"acceptances": (0.5, 1.5)}, "--acceptance 1.5 is no probability"),
+    "acceptance": ({"acceptances": (0.5, 1.5)}, "--acceptance 1.5 is not a probability"),
     "no drafts": ({"acceptances": ()}, "nothing drafts"),
     "new tokens": ({"new_tokens": 1}, "--new-tokens is 1: give 2 or more"),
     "runs": ({"runs": 0}, "--runs is 0"),

@@ -113,7 +113,7 @@ def test_certificates_are_checked_unless_the_url_says_otherwise(ca: Path) -> Non
     ("query", "words"),
     [
         ("ssl_cert_reqs=maybe", "ssl_cert_reqs=maybe is none of required, optional, none"),
-        ("ssl_ca_certs=/no/such", "ssl_ca_certs names /no/such, which is no readable file"),
+        ("ssl_ca_certs=/no/such", "ssl_ca_certs names /no/such, which is not a readable file"),
         ("ssl_ca_cert=/a", "has an unknown option `ssl_ca_cert`; TLS options are"),
     ],
 )
