@@ -12,7 +12,7 @@ export PIP_ROOT_USER_ACTION := ignore
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo docs docs-serve check test test-integrations test-long lint types format
-.PHONY: bench-overhead bench-savings bench-scale bench-drain bench-ledger bench-report
+.PHONY: bench-overhead bench-eta bench-savings bench-scale bench-drain bench-ledger bench-report
 .PHONY: bench-collapse bench-depth bench-engine bench-kernels bench-memory bench-gpu bench-exactness bench-acceptance clean distclean wheel
 
 help: ## this list
@@ -78,6 +78,9 @@ bench-savings: $(VENV)/.engine ## whether jobs save what they are told to: auto 
 
 bench-overhead: $(VENV)/.dev ## a job's whole path beside the engine alone, on an idle machine; takes ARGS
 	@PYTHONPATH=tests $(BIN)/python -m specbatch.benchmarks.overhead $(ARGS)
+
+bench-eta: $(VENV)/.engine ## how far off the shown end of a job is, over twenty jobs; takes ARGS
+	@$(BIN)/python -m specbatch.benchmarks.eta $(ARGS)
 
 bench-scale: $(VENV)/.dev ## 1 to 32 verifier processes that wait instead of computing, and what the store takes; takes ARGS
 	@PYTHONPATH=tests $(BIN)/python -m specbatch.benchmarks.scale $(ARGS)

@@ -61,8 +61,8 @@ class Plan:
             raise UsageError("--n takes numbers of prompts of 1 or more, such as 1,8,32")
         if wrong := [a for a in self.acceptances if not 0 <= a <= 1]:
             raise UsageError(
-                f"--acceptance {wrong[0]:g} is not a probability: give numbers from 0 to 1, such as "
-                "0,0.5,0.9,1"
+                f"--acceptance {wrong[0]:g} is not a probability: give numbers from 0 to 1, "
+                "such as 0,0.5,0.9,1"
             )
         if not self.acceptances and not self.real:
             raise UsageError("nothing drafts: give --acceptance numbers from 0 to 1, or --real")

@@ -119,7 +119,9 @@ def numbers(flag: str, values: list[str], whole: bool = False) -> tuple[float, .
             found.append(int(word) if whole else float(word))
         except ValueError:
             kind, such = ("whole number", "1,8,32") if whole else ("number", "0,0.5,0.9")
-            raise UsageError(f"{flag}: `{word}` is not a {kind}; give a list such as {such}") from None
+            raise UsageError(
+                f"{flag}: `{word}` is not a {kind}; give a list such as {such}"
+            ) from None
     return tuple(sorted(dict.fromkeys(found)))
 
 

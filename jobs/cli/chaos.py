@@ -28,10 +28,10 @@ class EngineChoice(StrEnum):
 
 
 def chaos(
-    runs: Annotated[int, typer.Option(help="disturbed jobs, one after another", min=1)] = (
-        20
-    ),
-    seed: Annotated[int, typer.Option(help="seed of the first run; each further run adds one", min=0)] = 0,
+    runs: Annotated[int, typer.Option(help="disturbed jobs, one after another", min=1)] = (20),
+    seed: Annotated[
+        int, typer.Option(help="seed of the first run; each further one adds 1", min=0)
+    ] = 0,
     engine: Annotated[
         EngineChoice, typer.Option(help="stand-in: tokens from a hash; real: the demo pair")
     ] = EngineChoice.STAND_IN,

@@ -46,7 +46,8 @@ def export(
         bool, typer.Option("--overwrite", help="replace an export that is there")
     ] = False,
     so_far: Annotated[
-        bool, typer.Option("--so-far", help="also export a job that has not ended: its finished rows")
+        bool,
+        typer.Option("--so-far", help="also export a job that has not ended: its finished rows"),
     ] = False,
     json: o.Json = False,
 ) -> None:

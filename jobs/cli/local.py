@@ -163,7 +163,7 @@ def _follow(
     from specbatch.workers.lifecycle import is_alive
 
     try:
-        with progress_view(err, spec.sampling.n) as show:
+        with progress_view(err, spec.sampling.n, spec.sampling.max_tokens) as show:
             for progress in c.follow(job.job_id, EVERY_SEC, timeout_sec):
                 show(progress, engine_counts(worker))
                 if worker.outage.refused is not None:

@@ -82,7 +82,7 @@ def follow(
     `said`: what of that was said before.
     """
     try:
-        with progress_view(err, spec.sampling.n) as show:
+        with progress_view(err, spec.sampling.n, spec.sampling.max_tokens) as show:
             for poll, progress in enumerate(c.follow(job.job_id, POLL_SEC, timeout_sec), 1):
                 show(progress, None)
                 if poll % POLLS_PER_WORKER_CHECK == 0:

@@ -139,10 +139,36 @@ def test_the_time_left_rests_on_rows_that_were_worked_on_alone() -> None:
     meter.read(begun)
     clock.now = 2.0  # 50 rows are quarantined while it is read, and 5 are worked on
     read = replace(begun, rows_done=55, rows_failed=50, ingest_done=True)
-    assert meter.read(read).eta_sec == pytest.approx(45 * 2.0 / 5)
     assert meter.read(replace(read, completion_tokens=500)).eta_sec == pytest.approx(18.0)
     engine = meter.read(replace(read, completion_tokens=500), EngineCounts(10, tokens=1000))
     assert (engine.done, engine.eta_sec) == (60, pytest.approx(40 * 2.0 / 10))
+
+
+def test_the_time_left_is_shown_with_its_range() -> None:
+    clock = Clock()
+    meter = Meter(clock=clock, max_tokens=100)
+    begun = replace(
+        PROGRESS, state=JobState.RUNNING, rows_total=100, rows_done=0, rows_failed=0,
+        groups_done=0, completion_tokens=0,
+    )  # fmt: skip
+    meter.read(begun)
+    clock.now = 10.0  # nothing has ended: each may have as many tokens as the job allows
+    shown = meter.read(begun, EngineCounts(tokens=1000))
+    assert shown.eta_sec == pytest.approx(90.0)
+    assert "ETA 1:30 (1:21 to 1:39)" in shown.line
+
+
+def test_rows_that_ask_for_more_tokens_than_the_job_are_believed() -> None:
+    clock = Clock()
+    meter = Meter(clock=clock, max_tokens=10)
+    begun = replace(
+        PROGRESS, state=JobState.RUNNING, rows_total=100, rows_done=0, rows_failed=0,
+        groups_done=0, completion_tokens=0,
+    )  # fmt: skip
+    meter.read(begun)
+    clock.now = 10.0
+    recorded = replace(begun, rows_done=10, completion_tokens=1000)
+    assert meter.read(recorded).eta_sec == pytest.approx(90.0)
 
 
 def test_several_samples_make_one_prompt() -> None:

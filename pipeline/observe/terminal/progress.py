@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
+from specbatch.pipeline.observe.terminal.eta import Forecast, Left
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.records import JobState
 
@@ -45,6 +46,7 @@ class Reading:
     tokens_per_sec: float | None
     acceptance: float | None
     eta_sec: float | None
+    eta_range: tuple[float, float] | None = None  # in seconds; the job most likely ends within
 
     @property
     def line(self) -> str:
@@ -64,18 +66,29 @@ class Reading:
         if self.acceptance is not None:
             shown.append(f"acceptance {self.acceptance:.2f}")
         if self.eta_sec is not None:
-            shown.append(f"ETA {_clock(self.eta_sec)}")
+            shown.append(f"ETA {_clock(self.eta_sec)}{self._range()}")
         return shown
+
+    def _range(self) -> str:
+        if self.eta_range is None:
+            return ""
+        low, high = (_clock(sec) for sec in self.eta_range)
+        return f" ({low} to {high})" if low != high else ""
 
 
 @dataclass(slots=True)
 class Meter:
-    """Turns counts into readings. `clock` is the time in seconds."""
+    """Turns counts into readings. `clock` is the time in seconds.
+
+    `max_tokens`: of a completion, where no row asks for more.
+    """
 
     samples_per_row: int = 1
     clock: Callable[[], float] = time.monotonic
+    max_tokens: int | None = None
     _first: JobProgress | None = None
-    _window: deque[tuple[float, float, int]] = field(default_factory=deque)  # time, worked, tokens
+    _window: deque[tuple[float, int]] = field(default_factory=deque)  # time, tokens
+    _forecast: Forecast = field(default_factory=Forecast)
 
     def read(self, progress: JobProgress, engine: EngineCounts | None = None) -> Reading:
         """The reading after these counts."""
@@ -89,42 +102,46 @@ class Meter:
             if engine.proposed:
                 acceptance = engine.accepted / engine.proposed
         rows = min(worked + progress.rows_failed, float(progress.rows_total))
-        now = self.clock()
-        self._window.append((now, worked, tokens))
-        while len(self._window) > 2 and now - self._window[1][0] > WINDOW_SEC:
-            self._window.popleft()
-        since, worked_then, tokens_then = self._window[0]
-        elapsed = now - since
-        speed = (tokens - tokens_then) / elapsed if elapsed > 0 and tokens > tokens_then else None
+        left = self._left(progress, rows, worked, tokens)
         return Reading(
             phase=_phase(progress, rows, tokens - base.completion_tokens, engine),
             done=rows,
             total=progress.rows_total,
             tokens=tokens,
-            tokens_per_sec=speed,
+            tokens_per_sec=self._speed(tokens),
             acceptance=acceptance,
-            eta_sec=self._eta(progress, rows, worked - worked_then, tokens, speed, elapsed),
+            eta_sec=left.sec if left else None,
+            eta_range=(left.low, left.high) if left else None,
         )
 
-    def _eta(
-        self,
-        progress: JobProgress,
-        rows: float,
-        gained: float,
-        tokens: int,
-        speed: float | None,
-        elapsed: float,
-    ) -> float | None:
-        """By tokens once finished prompts show how long a completion is, before that by prompts.
+    def _speed(self, tokens: int) -> float | None:
+        """Tokens per second over the window."""
+        now = self.clock()
+        self._window.append((now, tokens))
+        while len(self._window) > 2 and now - self._window[1][0] > WINDOW_SEC:
+            self._window.popleft()
+        since, before = self._window[0]
+        return (tokens - before) / (now - since) if now > since and tokens > before else None
 
-        `gained`: prompts worked on in the `elapsed` seconds.
-        """
-        left = progress.rows_total - rows
-        if left <= 0 or not progress.ingest_done:
+    def _left(self, progress: JobProgress, rows: float, worked: float, tokens: int) -> Left | None:
+        now, to_come = self.clock(), progress.rows_total - rows
+        self._forecast.see(now, tokens)
+        mean = self._mean_tokens(progress, worked, tokens)
+        if not progress.ingest_done or mean is None or to_come <= 0:
             return None
-        if speed and rows > progress.rows_failed:
-            return left * tokens / (rows - progress.rows_failed) / speed
-        return left * elapsed / gained if gained > 0 else None
+        return self._forecast.left(now, max(mean * (to_come + worked) - tokens, 0.0))
+
+    def _mean_tokens(self, progress: JobProgress, worked: float, tokens: int) -> float | None:
+        """Tokens of a prompt: the mean of recorded ones, whose groups are complete.
+
+        Before any is recorded: all tokens over finished prompts, at most the job's limit. That is
+        the likeliest value where outputs end at random, and exact where all reach the limit.
+        """
+        if recorded := _worked(progress):
+            return progress.completion_tokens / recorded
+        seen = [tokens / worked] if worked > 0 else []
+        most = [] if self.max_tokens is None else [self.max_tokens * self.samples_per_row]
+        return float(min(seen + most, default=0.0)) or None
 
 
 def _worked(progress: JobProgress) -> float:
@@ -134,10 +151,10 @@ def _worked(progress: JobProgress) -> float:
 
 @contextmanager
 def progress_view(
-    console: Console, samples_per_row: int = 1
+    console: Console, samples_per_row: int = 1, max_tokens: int | None = None
 ) -> Iterator[Callable[[JobProgress, EngineCounts | None], None]]:
     """Yields the function to call with each new count."""
-    meter = Meter(samples_per_row)
+    meter = Meter(samples_per_row, max_tokens=max_tokens)
     if not console.is_terminal:
         yield _plain(console, meter)
         return
