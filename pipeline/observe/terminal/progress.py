@@ -140,8 +140,8 @@ class Meter:
         if recorded := _worked(progress):
             return progress.completion_tokens / recorded
         seen = [tokens / worked] if worked > 0 else []
-        most = [] if self.max_tokens is None else [self.max_tokens * self.samples_per_row]
-        return float(min(seen + most, default=0.0)) or None
+        most = [] if self.max_tokens is None else [float(self.max_tokens * self.samples_per_row)]
+        return min(seen + most, default=0.0) or None
 
 
 def _worked(progress: JobProgress) -> float:
