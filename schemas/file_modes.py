@@ -50,6 +50,19 @@ def new_file(path: Path, access: Access) -> BinaryIO:
     return os.fdopen(descriptor, "wb")
 
 
+def append_to(path: Path, access: Access) -> int:
+    """A descriptor to append to a file, which is created if it is missing."""
+    flags = os.O_WRONLY | os.O_APPEND
+    try:
+        return os.open(path, flags)
+    except FileNotFoundError:
+        mode = _FILES.get(access)
+        descriptor = os.open(path, flags | os.O_CREAT, 0o666 if mode is None else mode)
+        if mode is not None:
+            os.fchmod(descriptor, mode)
+        return descriptor
+
+
 def wide(path: Path, access: Access) -> bool:
     """Whether a file or folder exists and others than `access` allows may read or write it."""
     try:

@@ -251,6 +251,12 @@ class Settings(BaseSettings):
     log_format: Literal["text", "json"] = Field(
         default="text", description="how commands and workers log: text or json"
     )
+    job_log_days: float = Field(
+        default=7.0,
+        ge=0,
+        description="days that workers keep what they log about a job, for `specbatch logs`; 0: "
+        "they keep nothing",
+    )
 
     @field_validator("device_kind", "region", mode="after")
     @classmethod

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 from celery import Celery, _state
 from celery.apps import worker as celery_worker
@@ -22,7 +22,9 @@ from specbatch.pipeline.bootstrap import (
     make_worker,
 )
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.observe.tracing.job_logs import kept_by_job
 from specbatch.pipeline.runtime.client import Enqueue
+from specbatch.pipeline.runtime.leases import owner_here
 from specbatch.schemas.errors import StepHungError, UsageError, WorkerEndedError
 from specbatch.schemas.records import PRIORITIES, Stage
 from specbatch.schemas.routing import queue_for
@@ -89,7 +91,7 @@ def run_worker(
     app = make_app(settings)
     channel = RefillChannel(app)
     proposer, extra = (proposers[0] if proposers else None), proposers[1:]
-    with ExitStack() as measured, FatalShutdown() as fatal:
+    with keeping_logs(settings), ExitStack() as measured, FatalShutdown() as fatal:
         app.consuming = Consuming(settings.broker_reconnects, fatal)
         exposure = make_exposure(settings, app.consuming.trouble)
         if exposure is not None:
@@ -125,6 +127,12 @@ def run_worker(
         end_at_once(given_up)
     if fatal.error is not None:
         raise fatal.error
+
+
+def keeping_logs(settings: Settings) -> AbstractContextManager[None]:
+    """Keeps what this worker logs in the files of its jobs."""
+    days, access = settings.job_log_days, settings.store_mode
+    return kept_by_job(settings.workspace, owner_here(), days, access)
 
 
 def consume(app: Celery, queues: list[str], concurrency: int) -> None:
@@ -191,14 +199,16 @@ def embedded(
     app.embedded = thread
     thread.start()
     worker.start()
-    try:
-        with fatal:
-            yield app, worker
-    finally:
-        worker.close()  # first: waiting tasks return, their groups are given back
-        controller.stop()
-        thread.join(timeout=30)
-        _state.set_default_app(default_before)
+    # Of a host that has not set up its logging nothing is kept: that would set it up.
+    with keeping_logs(settings) if logging.getLogger().handlers else nullcontext():
+        try:
+            with fatal:
+                yield app, worker
+        finally:
+            worker.close()  # first: waiting tasks return, their groups are given back
+            controller.stop()
+            thread.join(timeout=30)
+            _state.set_default_app(default_before)
 
 
 def is_alive(app: Celery) -> bool:

@@ -35,6 +35,7 @@ from specbatch.schemas.visible import one_line, visible, visible_json
 out = PlainConsole()
 err = PlainConsole(stderr=True)
 
+PROGRAMS = ("specbatch", "submit-job")
 _ANY_WIDTH = 10_000
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 NOT_SUBMITTED = "interrupted: nothing was submitted"
@@ -76,7 +77,12 @@ def new_app(help_text: str, group: type[TyperGroup] | None = None) -> typer.Type
 
 def run(app: typer.Typer, prog_name: str) -> NoReturn:
     """Run a command to its exit code; what is not a `SpecbatchError` keeps its traceback."""
-    _log_to_stderr()
+    if complete_variable(prog_name) in os.environ:
+        from typer._completion_classes import completion_init  # else only by typer's own options
+
+        completion_init()
+        err.quiet = True  # a shell shows it in the middle of the line
+    log_to_stderr()
     try:
         with patient(remark):
             app(prog_name=prog_name)
@@ -92,6 +98,11 @@ def run(app: typer.Typer, prog_name: str) -> NoReturn:
             sys.stderr.write(visible(masked_log(traceback.format_exc())))
         sys.exit(_CRASHED)
     sys.exit(0)
+
+
+def complete_variable(program: str) -> str:
+    """What a shell sets in the environment of a program to be told completions, as click has it."""
+    return f"_{program.replace('-', '_').upper()}_COMPLETE"
 
 
 def _masked_record(*args: Any, **kwargs: Any) -> logging.LogRecord:
@@ -113,7 +124,7 @@ class _VisibleFormatter(logging.Formatter):
         return visible(super().format(record))
 
 
-def _log_to_stderr() -> None:
+def log_to_stderr() -> None:
     """Warnings of workers, beside the progress bar and not through it."""
     logging.setLogRecordFactory(_masked_record)
     global _text_handler
@@ -189,6 +200,18 @@ def if_interrupted(words: str) -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
 
 
+@contextmanager
+def while_read() -> Iterator[None]:
+    """Ends the command without a word if stdout is closed: `head`, or a pager, has read enough."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python flushes stdout once more at its end, and would complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit from None
+
+
 def say(message: str) -> None:
     """A sentence on stdout."""
     out.print(one_line(message), markup=False, highlight=False, soft_wrap=True)
@@ -196,5 +219,10 @@ def say(message: str) -> None:
 
 def say_json(value: Any) -> None:
     """One JSON object on one line of stdout."""
-    sys.stdout.write(visible_json(value) + "\n")
+    write(visible_json(value) + "\n")
     sys.stdout.flush()
+
+
+def write(text: str) -> None:
+    """Text for a program on stdout, as it is."""
+    sys.stdout.write(text)

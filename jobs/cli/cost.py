@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from specbatch.jobs.cli.connect import load_settings
+from specbatch.jobs.cli.completing import jobs_beginning
 from specbatch.jobs.cli.console import say, say_json, show_whole
+from specbatch.jobs.cli.stores import found_settings
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.operations.report import MEANING
@@ -27,7 +28,10 @@ MOST_JOBS = 1_000_000
 def cost(
     job: Annotated[
         str | None,
-        typer.Argument(help="a job, as `show` takes it; without one, all that was paid"),
+        typer.Argument(
+            help="a job, as `show` takes it; without one, all that was paid",
+            autocompletion=jobs_beginning,
+        ),
     ] = None,
     by: Annotated[
         By | None,
@@ -36,7 +40,7 @@ def cost(
     json: Annotated[bool, typer.Option("--json", help="one JSON object on one line")] = False,
 ) -> None:
     """Show where seconds and dollars went, what tokens and documents cost, and what was saved."""
-    with closing(make_store(load_settings())) as store:
+    with closing(make_store(found_settings())) as store:
         jobs = [store.get_job(job)] if job else store.list_jobs(MOST_JOBS)
         costs = [cost_of(store, one) for one in jobs]
         sheet = sum((cost.sheet for cost in costs), Sheet())

@@ -27,6 +27,7 @@ from specbatch.jobs.cli.connect import load_settings, silent
 from specbatch.jobs.cli.console import complain, out, remark, say, show_whole
 from specbatch.jobs.cli.cost import cost_of, signed_usd
 from specbatch.jobs.cli.outcome import leave, print_summary, summary_of
+from specbatch.jobs.cli.stores import DEMO as MARKER
 from specbatch.pipeline.observe.terminal.summary import JobSummary
 from specbatch.pipeline.operations.spec_input import build_spec
 from specbatch.pipeline.policy.costs.balance import Amount, Sheet, leased, sessions_sheet
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from specbatch.pipeline.inputs.tokenizer import TextTokenizer
     from specbatch.pipeline.runtime.client import Client
 
-MARKER = ".specbatch-demo"
 RUNS = (1, 2)
 EXAMPLES = 5
 SEED = 2024  # of the prompts that change

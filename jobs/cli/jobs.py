@@ -9,9 +9,10 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from specbatch.jobs.cli.connect import client, load_settings
+from specbatch.jobs.cli.connect import client
 from specbatch.jobs.cli.console import say, say_json, show_whole
 from specbatch.jobs.cli.outcome import as_json
+from specbatch.jobs.cli.stores import found_settings
 from specbatch.pipeline.observe.terminal.progress import (
     INTERRUPTED,
     interrupted_line,
@@ -44,7 +45,7 @@ def jobs(
     json: Annotated[bool, typer.Option("--json", help="one JSON array on one line")] = False,
 ) -> None:
     """List jobs, newest first."""
-    settings = load_settings()
+    settings = found_settings(always_say=True)
     with client(settings) as c:
         rows, stopped = _listed(c, state, limit, settings.lease_sec)
         found = [(job, c.progress(job.job_id)) for job in rows]

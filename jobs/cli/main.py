@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from importlib.metadata import version
@@ -19,6 +20,10 @@ SENTENCES = {
     "jobs": "List jobs, newest first.",
     "show": "Show a job's state, progress, costs, errors, quarantined rows and decisions about "
     "drafts.",
+    "results": "Print the first completions of a job, from its output or from the store.",
+    "diff": "Compare the outputs of two jobs row by row; exit with 1 if they differ.",
+    "watch": "Follow a job to its end; Ctrl-C stops watching, not the job.",
+    "logs": "Print what workers logged about a job.",
     "cost": "Show where seconds and dollars went, what tokens and documents cost, and what was "
     "saved.",
     "report": "Write a job's report: one HTML file with its costs, figures, decisions and some "
@@ -47,6 +52,7 @@ SENTENCES = {
     "notify": "Send what targets have not heard of yet; workers do this by themselves.",
     "doctor": "Look at this machine and the settings, and say what to do where something is wrong.",
     "migrate": "Make the store's tables and roles, or bring them up to date.",
+    "completion": "Print a script that completes commands, options and jobs in a shell.",
     "settings": "Print the settings, passwords masked, and how the C kernels run here.",
 }
 
@@ -81,11 +87,20 @@ class _Group(TyperGroup):
         self.commands = cast(Any, _Commands())
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Names and sentences are enough here, so no module is imported."""
+        with self._only_named():
+            super().format_help(ctx, formatter)
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        with self._only_named():
+            return super().shell_complete(ctx, incomplete)
+
+    @contextmanager
+    def _only_named(self) -> Iterator[None]:
+        """Names and sentences are enough in the block, so no module is imported."""
         whole = self.commands
         self.commands = {name: TyperCommand(name, help=text) for name, text in SENTENCES.items()}
         try:
-            super().format_help(ctx, formatter)
+            yield
         finally:
             self.commands = whole
 

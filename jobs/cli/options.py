@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from specbatch.jobs.cli.completing import jobs_beginning
+
 Text = str | None
 Whole = int | None
 Real = float | None
@@ -205,7 +207,11 @@ IdempotencyKey = Annotated[
 ]
 JobId = Annotated[
     str,
-    typer.Argument(metavar="JOB", help="job id, 6 or more first characters, a name, or latest"),
+    typer.Argument(
+        metavar="JOB",
+        help="job id, 6 or more first characters, a name, or latest",
+        autocompletion=jobs_beginning,
+    ),
 ]
 
 

@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 from rich.filesize import decimal
 
-from specbatch.jobs.cli.connect import load_settings
 from specbatch.jobs.cli.console import progress_bar, say, say_json
 from specbatch.jobs.cli.options import JobId, Json
+from specbatch.jobs.cli.stores import found_settings
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.observe.report.page import page
 from specbatch.pipeline.operations.report import gather
@@ -37,7 +37,7 @@ def report(
     json: Json = False,
 ) -> None:
     """Write a job's report: one HTML file with its costs, figures, decisions and some outputs."""
-    settings = load_settings()
+    settings = found_settings()
     with closing(make_store(settings)) as store:
         row = store.get_job(job)
         path = output or Path(f"report-{row.job_id}.html")

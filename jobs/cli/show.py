@@ -11,11 +11,12 @@ from typing import Annotated
 import typer
 
 from specbatch.jobs.cli.audit import correctness_line
-from specbatch.jobs.cli.connect import load_settings, silent
+from specbatch.jobs.cli.connect import silent
 from specbatch.jobs.cli.console import out, say, say_json
 from specbatch.jobs.cli.cost import saved_json, saved_line
 from specbatch.jobs.cli.options import JobId
 from specbatch.jobs.cli.outcome import ROWS_COUNT, as_json, summary_of
+from specbatch.jobs.cli.stores import found_settings
 from specbatch.pipeline.bootstrap import make_client, make_store
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.observe.terminal.progress import interrupted_line, resume_command
@@ -47,7 +48,7 @@ def show(
     json: Annotated[bool, typer.Option("--json", help="one JSON object on one line")] = False,
 ) -> None:
     """Show a job's state, progress, costs, errors, quarantined rows and decisions about drafts."""
-    settings = load_settings()
+    settings = found_settings()
     with closing(make_store(settings)) as store:
         c = make_client(settings, silent, store)
         row = c.job(job)

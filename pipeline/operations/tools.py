@@ -1,4 +1,4 @@
-"""What commands need besides a worker: exports and replays, wired."""
+"""What commands need besides a worker: exports, replays and results, wired."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # the light install has no torch and no pyarrow
     from specbatch.pipeline.operations.audit import Auditor
     from specbatch.pipeline.operations.export import Exporter
     from specbatch.pipeline.operations.replay import Replays
+    from specbatch.pipeline.operations.results import Results
     from specbatch.pipeline.storage.objects import Objects
 
 log = logging.getLogger(__name__)
@@ -115,16 +116,28 @@ def prompt_row(
 
 def make_exporter(settings: Settings, store: Store) -> Exporter:
     """An exporter for jobs of a store. Raises `MissingExtraError` without pyarrow."""
-    missing = [name for name in ("pyarrow", "numpy") if find_spec(name) is None]
-    if missing:
-        raise MissingExtraError(
-            f"exports are Parquet and need {' and '.join(missing)}, which this install lacks: "
-            "`pip install 'specbatch[engine]'`, or export where the workers are"
-        )
+    _require_arrow("exports are Parquet and need", "export where the workers are")
     from specbatch.pipeline.operations.export import Exporter
     from specbatch.pipeline.storage.objects import Objects
 
     return Exporter(store, Objects.of_settings(settings), _objects(settings))
+
+
+def make_results(settings: Settings, store: Store, job: JobRow) -> Results:
+    """The rows of a job, from its output or the store. Raises `MissingExtraError`."""
+    _require_arrow("reading results needs", "look at them where the workers are")
+    from specbatch.pipeline.operations.results import results_of
+
+    return results_of(store, _objects(settings), job)
+
+
+def _require_arrow(what: str, otherwise: str) -> None:
+    missing = [name for name in ("pyarrow", "numpy") if find_spec(name) is None]
+    if missing:
+        raise MissingExtraError(
+            f"{what} {' and '.join(missing)}, which this install lacks: "
+            f"`pip install 'specbatch[engine]'`, or {otherwise}"
+        )
 
 
 def _objects(settings: Settings) -> Objects:

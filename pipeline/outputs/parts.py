@@ -134,7 +134,7 @@ def _write_jsonl(path: Path, pieces: Iterator[_Piece], more: pa.Schema | None) -
             columns = _plain(kept, json_text) if kept is not None else [{}] * len(rows)
             for row, own in zip(rows, columns, strict=True):
                 line = empty | columns_of(row) | own
-                file.write(orjson.dumps(line, default=_as_text, option=orjson.OPT_APPEND_NEWLINE))
+                file.write(orjson.dumps(line, default=as_text, option=orjson.OPT_APPEND_NEWLINE))
             count += len(rows)
     return count
 
@@ -161,7 +161,7 @@ def _readable(cell: pa.Scalar) -> Any:
         return None
 
 
-def _as_text(value: Any) -> str:
+def as_text(value: Any) -> str:
     """What JSON has no type for: bytes as base64, decimals and durations as text."""
     return b64encode(value).decode() if isinstance(value, bytes) else str(value)
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import heapq
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import orjson
 
 from specbatch.pipeline.ledger import rules
 from specbatch.pipeline.ledger.contract import MOST_JOBS, Store
+from specbatch.pipeline.observe.tracing.job_logs import logs_of, workspace_of
 from specbatch.pipeline.outputs.names import (
     LISTED,
     MANIFEST,
@@ -49,11 +51,13 @@ class Purger:
     store: Store
     objects: Objects
     retention_days: Mapping[str, float]
+    workspace: str = ""  # of the workers here: they log there, wherever a job's own files are
 
     @classmethod
     def of_settings(cls, settings: Settings, store: Store) -> Purger:
         """Needs no key: it reads nothing."""
-        return cls(store, Objects.of_settings(settings, ASKED_RETRY_SEC), settings.retention_days)
+        objects = Objects.of_settings(settings, ASKED_RETRY_SEC)
+        return cls(store, objects, settings.retention_days, settings.workspace)
 
     def due(
         self,
@@ -187,13 +191,25 @@ class Purger:
     def _delete_files(self, job: JobRow, with_output: bool) -> ObjectError | None:
         """Delete what can be deleted; returns the first error of what cannot."""
         problem = None
-        deleting = [self.clear, self._delete_output] if with_output else [self.clear]
+        deleting: list[Callable[[JobRow], object]] = [self.clear, self._delete_logs]
+        if with_output:
+            deleting.append(self._delete_output)
         for delete in deleting:
             try:
                 delete(job)
             except ObjectError as error:
                 problem = problem or error
         return problem
+
+    def _delete_logs(self, job: JobRow) -> None:
+        """Delete what workers logged about the job."""
+        for workspace in {self.workspace, workspace_of(job.workspace_uri)}:
+            folder = logs_of(workspace, job.job_id) if workspace else None
+            if folder is not None:
+                for file in self.objects.list(str(folder)):
+                    self.objects.delete(file.uri)
+                with suppress(OSError):  # a folder that is missing, or has a new file
+                    folder.rmdir()
 
     def _delete_output(self, job: JobRow) -> None:
         """Delete what the job's manifest lists, then the manifest, then what an unfinished

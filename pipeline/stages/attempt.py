@@ -117,6 +117,7 @@ def attempt(
         # A job's own stage: no retry will help. A group: another worker may be able to.
         reason = _reason(context, lease, error)
         if lease.group_index is None:
+            log.info("job %s fails: %s", lease.job_id, reason)
             store.fail_job(lease, reason)
         else:
             store.release(lease, reason, whole=True)

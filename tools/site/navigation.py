@@ -17,6 +17,7 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
                 "openai-batch",
                 "vllm-run-batch",
                 "proposer",
+                "look-at-jobs",
                 "report",
                 "notifications",
                 "acceptance-falls",

@@ -151,12 +151,18 @@ def _worked(progress: JobProgress) -> float:
 
 @contextmanager
 def progress_view(
-    console: Console, samples_per_row: int = 1, max_tokens: int | None = None
+    console: Console,
+    samples_per_row: int = 1,
+    max_tokens: int | None = None,
+    every_change: bool = False,
 ) -> Iterator[Callable[[JobProgress, EngineCounts | None], None]]:
-    """Yields the function to call with each new count."""
+    """Yields the function to call with each new count. `max_tokens`: see `Meter`.
+
+    Where there is no terminal it prints a line every few seconds, or for `every_change` of the
+    phase or a count."""
     meter = Meter(samples_per_row, max_tokens=max_tokens)
     if not console.is_terminal:
-        yield _plain(console, meter)
+        yield _changes(console, meter) if every_change else _plain(console, meter)
         return
     with _bar(console) as bar:
         task = bar.add_task("waiting", total=1, figures="")
@@ -196,6 +202,19 @@ def _plain(console: Console, meter: Meter) -> Callable[[JobProgress, EngineCount
             return
         last[:] = [now]
         console.print(reading.line, highlight=False, markup=False, soft_wrap=True)
+
+    return show
+
+
+def _changes(console: Console, meter: Meter) -> Callable[[JobProgress, EngineCounts | None], None]:
+    last: list[tuple[str, float, int, int]] = []
+
+    def show(progress: JobProgress, engine: EngineCounts | None) -> None:
+        reading = meter.read(progress, engine)
+        now = (reading.phase, reading.done, reading.total, reading.tokens)
+        if last != [now]:
+            last[:] = [now]
+            console.print(reading.line, highlight=False, markup=False, soft_wrap=True)
 
     return show
 

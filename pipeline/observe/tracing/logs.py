@@ -34,6 +34,12 @@ class JsonFormatter(logging.Formatter):
         return visible_json(fields, default=str)
 
 
+def job_of(record: logging.LogRecord) -> str | None:
+    """The id of the job that a record is about; None if it is about none."""
+    job_id = _ids(record).get("job")
+    return None if job_id is None else str(job_id)
+
+
 def _ids(record: logging.LogRecord) -> dict[str, object]:
     """The ids of what the record is about, else of what this thread works on."""
     request, work = getattr(record, "request", None), current_work()

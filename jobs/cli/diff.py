@@ -1,0 +1,144 @@
+"""`specbatch diff JOB JOB`: whether two jobs wrote the same, and where they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from specbatch.jobs.cli.completing import jobs_beginning
+from specbatch.jobs.cli.console import complain, remark, say, say_json, while_read
+from specbatch.jobs.cli.options import JobId, Json
+from specbatch.jobs.cli.stores import found_settings
+from specbatch.pipeline.bootstrap import make_store
+from specbatch.pipeline.operations.tools import make_results
+from specbatch.schemas.errors import SpecbatchError, UsageError
+from specbatch.schemas.settings import Settings
+
+if TYPE_CHECKING:  # the light install has no pyarrow
+    from specbatch.pipeline.operations.comparing import Comparison, Difference
+    from specbatch.pipeline.operations.results import Results
+
+DIFFERENT = 1
+TROUBLE = 2  # as `diff` has it
+
+SecondJob = Annotated[
+    str, typer.Argument(metavar="JOB", help="the other job", autocompletion=jobs_beginning)
+]
+
+
+def diff(
+    left: JobId,
+    right: SecondJob,
+    most: Annotated[int, typer.Option("--max", help="differing rows to print at most", min=0)] = 10,
+    json: Json = False,
+) -> None:
+    """Compare the outputs of two jobs row by row; exit with 1 if they differ.
+
+    Rows belong together by id and sample. Equal means: the same token ids, text, finish reason and
+    error, and the same log-probabilities where both jobs wrote them. Exit codes: 0 equal,
+    1 different, 2 the jobs could not be compared.
+    """
+    try:
+        is_equal = _compare(found_settings(), left, right, most, json)
+    except SpecbatchError as error:
+        complain(str(error))
+        raise typer.Exit(TROUBLE) from None
+    raise typer.Exit(0 if is_equal else DIFFERENT)
+
+
+def _compare(settings: Settings, left: str, right: str, most: int, json: bool) -> bool:
+    with closing(make_store(settings)) as store:
+        jobs = [store.get_job(name) for name in (left, right)]
+        one, other = (make_results(settings, store, job) for job in jobs)
+        for results in (one, other):
+            _check_whole(results)
+            for line in results.remarks:
+                remark(line)
+        from specbatch.pipeline.operations.comparing import compare, spec_differences
+
+        found = compare(one.compared(), other.compared(), most)
+    specs = spec_differences(one.job, other.job)
+    if json:
+        say_json(as_json((one.job.job_id, other.job.job_id), found, specs))
+    else:
+        with while_read():
+            for line in (*count_lines(found), *difference_lines(found), *spec_lines(specs)):
+                say(line)
+    return found.equal
+
+
+def _check_whole(results: Results) -> None:
+    """Raise `UsageError` where texts were reduced: these would be no differences of the outputs."""
+    if results.lacks is not None:
+        raise UsageError(f"the jobs cannot be compared: {results.lacks}")
+
+
+def count_lines(found: Comparison) -> Iterator[str]:
+    """How many completions are alike, and how many are not."""
+    yield f"identical: {found.same:,}"
+    yield f"different: {found.differ:,}"
+    for count, word, names in (
+        (found.only_left, "first", found.ids_only_left),
+        (found.only_right, "second", found.ids_only_right),
+    ):
+        if count:
+            more = ", ..." if count > len(names) else ""
+            yield f"only in the {word} job: {count:,}" + (
+                f" ({', '.join(names)}{more})" if names else ""
+            )
+
+
+def difference_lines(found: Comparison) -> Iterator[str]:
+    """The first differing completions, each with its first difference."""
+    from specbatch.pipeline.operations.comparing import named
+
+    for one in found.differences:
+        name = named(one.row_id, one.row_index, one.sample_index)
+        yield f"{name}: {_where(one)}: {_value(one.left)} and {_value(one.right)}"
+        if one.left_text is not None and one.right_text is not None:
+            yield f"    - {one.left_text}"
+            yield f"    + {one.right_text}"
+    if (left_out := found.differ - len(found.differences)) > 0:
+        yield f"and {left_out:,} more that differ (--max N shows more)"
+
+
+def _where(one: Difference) -> str:
+    what = one.what.replace("_", " ")
+    return f"{what} differs" if one.at is None else f"{what} {one.at:,} differs"
+
+
+def _value(value: Any) -> str:
+    return "nothing" if value is None else repr(value) if isinstance(value, str) else str(value)
+
+
+def spec_lines(specs: dict[str, tuple[Any, Any]]) -> Iterator[str]:
+    """What decides outputs and differs between the jobs."""
+    if not specs:
+        yield "the jobs have the same model, numeric class, input and sampling"
+    for name, (left, right) in specs.items():
+        yield f"{name}: {_spec_value(left)} and {_spec_value(right)}"
+
+
+def _spec_value(value: Any) -> str:
+    return "none" if value is None else str(value)
+
+
+def as_json(
+    jobs: Sequence[str], found: Comparison, specs: dict[str, tuple[Any, Any]]
+) -> dict[str, Any]:
+    """The object that `--json` prints."""
+    return {
+        "jobs": list(jobs),
+        "equal": found.equal,
+        "identical": found.same,
+        "different": found.differ,
+        "only_in_first": found.only_left,
+        "only_in_second": found.only_right,
+        "differences": [one._asdict() for one in found.differences],
+        "ids_only_in_first": found.ids_only_left,
+        "ids_only_in_second": found.ids_only_right,
+        "specs": {name: list(values) for name, values in specs.items()},
+    }

@@ -1,0 +1,70 @@
+"""`specbatch diff`: 0 for equal outputs, 1 for different ones, 2 where that cannot be said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.test_results import in_store, publish
+from ledger.builders import JOB
+
+from specbatch.pipeline.bootstrap import make_store
+from specbatch.schemas.privacy import PrivacyMode
+from specbatch.schemas.settings import Settings
+
+
+def test_a_job_is_equal_to_itself(cli: Any, folder: Path) -> None:
+    in_store(folder)
+    publish(folder, "jsonl")
+    done = cli("diff", JOB, JOB)
+    assert done.code == 0
+    assert done.out.splitlines() == [
+        "identical: 34",
+        "different: 0",
+        "the jobs have the same model, numeric class, input and sampling",
+    ]
+    told = cli("diff", JOB, JOB, "--json").json
+    assert (told["equal"], told["identical"], told["jobs"]) == (True, 34, [JOB, JOB])
+
+
+def test_trouble_is_2_as_diff_has_it(
+    cli: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cli("diff", "no-such-job", "nor-this").code == 2
+    monkeypatch.setenv("SPECBATCH_ENCRYPTION_KEY", "A" * 43 + "=")
+    in_store(folder, privacy=PrivacyMode.REDACTED)
+    done = cli("diff", JOB, JOB)
+    assert done.code == 2
+    assert "the jobs cannot be compared: the store keeps texts" in done.complaint
+    publish(folder)
+    part = folder / "out" / "data" / "part-00000.parquet"
+    part.write_bytes(b"cut")
+    assert cli("diff", JOB, JOB).code == 2, "not 4, which is the code of such errors elsewhere"
+
+
+def test_real_jobs_are_equal_with_and_without_drafts_and_differ_by_their_seed(
+    cli: Any, job: list[object], tiny_pair: Any
+) -> None:
+    assert tiny_pair
+    flags = ("--local", "--temperature", 0.8, "--dtype", "float32")
+    for name, seed, depth in (("one", 1, 3), ("two", 1, "off"), ("three", 2, 3)):
+        more = ("--output", name, "--name", name, "--seed", seed, "--depth", depth)
+        assert cli("submit-job", *job, *flags, *more).code == 0
+    equal = cli("diff", "one", "two")
+    assert equal.code == 0, equal.out
+    assert equal.out.startswith("identical: 12\ndifferent: 0\n")
+    other = cli("diff", "one", "three", "--max", 2)
+    assert other.code == 1
+    lines = other.out.splitlines()
+    assert lines[1].startswith("different: ")
+    assert sum(line.startswith("row-") for line in lines) == 2
+    assert "sampling.seed: 1 and 2" in lines
+    told = cli("diff", "one", "three", "--json").json
+    assert told["specs"] == {"sampling.seed": [1, 2]}
+    assert told["identical"] + told["different"] == 12
+    first = told["differences"][0]
+    store = make_store(Settings())
+    records = {c.row_id: c.token_ids for c in store.completions(store.get_job("one").job_id)}
+    store.close()
+    assert records[first["row_id"]][first["at"]] == first["left"]

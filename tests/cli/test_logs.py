@@ -1,0 +1,138 @@
+"""`specbatch logs`: what workers logged about one job, chosen by worker, level and time."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.test_results import in_store
+from ledger.builders import JOB
+
+from specbatch.jobs.cli.logs import time_of
+from specbatch.pipeline.bootstrap import make_store
+from specbatch.schemas.errors import UsageError
+from specbatch.schemas.settings import Settings
+from support import demo, forks
+from support.workers import WAIT_SEC, wait_until, worker
+
+
+@pytest.fixture
+def logged(folder: Path) -> Path:
+    """The logs of a job, of two workers."""
+    in_store(folder)
+    where = folder / "specbatch-data" / "logs" / JOB
+    where.mkdir(parents=True)
+    of_one = [
+        {"time": "2026-01-02T00:00:00.000+00:00", "level": "INFO", "message": "begun"},
+        {"time": "2026-01-02T00:00:02.000+00:00", "level": "ERROR", "message": "lost",
+         "stage": "verify", "group": 2, "traceback": "Traceback\n  File x"},
+    ]  # fmt: skip
+    of_two = [{"time": "2026-01-02T00:00:01.000+00:00", "level": "WARNING", "message": "a\x1bb"}]
+    for name, lines in (("one-1", of_one), ("two-2", of_two)):
+        (where / f"{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    return where
+
+
+def test_all_is_printed_by_time_and_from_where_is_said(cli: Any, logged: Path) -> None:
+    done = cli("logs", JOB[:9])
+    assert done.code == 0
+    assert done.err.replace("\n", "") == f"logs of 2 workers: {logged}"
+    assert done.out.splitlines() == [
+        "2026-01-02T00:00:00.000+00:00 INFO one-1: begun",
+        "2026-01-02T00:00:01.000+00:00 WARNING two-2: a\\x1bb",
+        "2026-01-02T00:00:02.000+00:00 ERROR one-1 (verify group 2): lost",
+        "    Traceback",
+        "      File x",
+    ]
+
+
+@pytest.mark.usefixtures("logged")
+def test_records_are_chosen(cli: Any) -> None:
+    def found(*flags: str) -> list[str]:
+        lines = cli("logs", JOB, "--json", *flags).out.splitlines()
+        return [json.loads(line)["message"] for line in lines]
+
+    assert found() == ["begun", "a\x1bb", "lost"]
+    assert found("--level", "warning") == ["a\x1bb", "lost"]
+    assert found("--worker", "one:1") == ["begun", "lost"]
+    assert found("--since", "2026-01-02T00:00:01+00:00") == ["a\x1bb", "lost"]
+    assert found("--since", "1h") == []
+    assert cli("logs", JOB, "--level", "loud").code == 2
+    assert "neither an age nor a time" in cli("logs", JOB, "--since", "soon").complaint
+
+
+def test_an_age_counts_from_now_and_a_time_is_one_of_this_place() -> None:
+    now = datetime(2026, 1, 2, 3, 0, tzinfo=UTC)
+    assert time_of("90m", now) == "2026-01-02T01:30:00.000+00:00"
+    assert time_of("1.5h", now) == time_of("90m", now)
+    assert time_of("2026-01-02T03:00+02:00") == "2026-01-02T01:00:00.000+00:00"
+    here = datetime(2026, 1, 2).astimezone(UTC).isoformat(timespec="milliseconds")
+    assert time_of("2026-01-02") == here
+    with pytest.raises(UsageError):
+        time_of("-3h")
+
+
+def test_where_nothing_is_the_reason_is_said(
+    cli: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_store(folder)
+    done = cli("logs", JOB)
+    assert (done.code, done.out) == (0, "")
+    assert "workers logged nothing about it" in done.err.replace("\n", " ")
+    monkeypatch.setenv("SPECBATCH_JOB_LOG_DAYS", "0")
+    assert "SPECBATCH_JOB_LOG_DAYS is 0" in cli("logs", JOB).err.replace("\n", " ")
+
+
+def test_a_workspace_on_s3_has_none(
+    cli: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = folder / "specbatch-data" / "specbatch.db"
+    in_store(folder)
+    made = make_store(Settings())
+    made.close()
+    monkeypatch.setenv("SPECBATCH_DATABASE_URL", f"sqlite:///{store}")
+    monkeypatch.setenv("SPECBATCH_WORKSPACE", "s3://bucket/work")
+    monkeypatch.setattr("specbatch.jobs.cli.logs.workspace_of", lambda _: "s3://bucket/work")
+    refused = cli("logs", JOB)
+    assert refused.code == 2
+    assert "the workspace s3://bucket/work is no folder" in refused.complaint
+
+
+@pytest.mark.pipeline  # starts processes
+def test_the_second_process_logs_to_the_console_and_to_its_jobs_and_purge_deletes_it(
+    redis_url: str, tmp_path: Path
+) -> None:
+    environment = {
+        "SPECBATCH_BROKER_URL": redis_url,
+        "SPECBATCH_WORKSPACE": str(tmp_path / "workspace"),
+    }
+    models = ("--verifier", str(demo.VERIFIER), "--proposer", "none")
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "manifest.json").write_text(
+        "{}"
+    )  # so that reading the input fails the job
+    order = ("submit-job", "--input", str(demo.PROMPTS), *models, "--output", "taken", "--wait")
+
+    def run(*words: str) -> Any:
+        return forks.run(*words, environment=environment, cwd=tmp_path, timeout=WAIT_SEC)
+
+    with worker("all", *models, environment=environment, cwd=tmp_path) as one:
+        ended = run(*order, "--json")
+        assert ended.returncode == 4, ended.stderr
+        job = json.loads(ended.stdout.splitlines()[-1])["job"]
+        why = f"job {job} fails: output {tmp_path / 'taken'} already holds manifest.json"
+        wait_until("its console has it", lambda: f"INFO {why}" in one.text(), [one])
+    folder = tmp_path / "workspace" / "logs" / job
+    printed = run("specbatch", "logs", job, "--json")
+    assert printed.returncode == 0, printed.stderr
+    assert str(folder) in printed.stderr
+    (line,) = [json.loads(text) for text in printed.stdout.splitlines() if "fails" in text]
+    assert line["message"].startswith(why)
+    assert line["stage"] == "ingest"
+    assert line["worker"].rpartition(":")[2] != str(one.process.pid), "it is the second process's"
+    purged = run("specbatch", "purge", "--job", job)
+    assert purged.returncode == 0, purged.stderr
+    assert not folder.exists()
