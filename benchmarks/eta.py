@@ -25,7 +25,7 @@ from specbatch.benchmarks.engine import RESULTS
 from specbatch.benchmarks.overhead_job import write_input
 from specbatch.jobs.bench.machine import machine
 from specbatch.jobs.bench.models import BenchModel, demo_model
-from specbatch.jobs.cli.local import engine_counts
+from specbatch.jobs.running.here import engine_counts
 from specbatch.pipeline.bootstrap import Worker, make_client
 from specbatch.pipeline.observe.terminal.progress import EngineCounts, Meter, Reading
 from specbatch.pipeline.runtime.client import Client

@@ -12,6 +12,7 @@
     │   └── MissingExtraError    a part of the install is needed and absent
     ├── JobNotFoundError         no such job                                  exit 2
     ├── WaitTimeoutError         the wait timed out; the job continues        exit 6
+    ├── JobFailedError           a job that was waited for has no output      exit 4
     ├── StoreError               the database refused or is out of reach      exit 4
     ├── ObjectError              an object store refused, or gave back bad bytes
     ├── FencedError              a lease was lost: another worker owns the work now
@@ -24,6 +25,11 @@
         ├── DeviceLostError      the device is gone: the worker ends          exit 7
         │   └── ModelLostError   its model cannot be loaded: the worker ends  exit 2
         └── RequestCancelledError  the job was cancelled or the engine stopped
+
+    KeyboardInterrupt
+    └── JobInterrupted           a job was stopped here and can be resumed    exit 130
+    UserWarning
+    └── RowsFailedWarning        a job ended, and not all of its rows did well
 
 A message is one sentence that names the problem and the remedy. Commands print it without a
 traceback; any error that is not a `SpecbatchError` is a bug and keeps its traceback. This module
@@ -113,6 +119,30 @@ class WaitTimeoutError(SpecbatchError):
     """The wait ended before the job did. The job continues."""
 
     exit_code = 6
+
+
+class JobFailedError(SpecbatchError):
+    """The job failed, so there is no output; the message has its reason. `job_id`: the job."""
+
+    def __init__(self, message: str, *, job_id: str = "") -> None:
+        super().__init__(message)
+        self.job_id = job_id
+
+
+class JobInterrupted(KeyboardInterrupt):
+    """Ctrl-C, or a cancelled task, stopped a job of this process; the message says how to resume
+    it. `job_id`: the job.
+
+    No `SpecbatchError`, so that whoever handles errors does not go on after Ctrl-C.
+    """
+
+    def __init__(self, message: str, *, job_id: str = "") -> None:
+        super().__init__(message)
+        self.job_id = job_id
+
+
+class RowsFailedWarning(UserWarning):
+    """Rows of a finished job have an error in place of a completion."""
 
 
 class StoreError(SpecbatchError):

@@ -35,6 +35,11 @@ def check_first(spec: JobSpec) -> None:
     `check_job` finds the rest, which takes torch and perhaps the store or the hub.
     """
     check_input_here(spec.input)
+    check_models_first(spec)
+
+
+def check_models_first(spec: JobSpec) -> None:
+    """Raise a `UsageError` for a model folder that is plainly wrong, or without the engine."""
     require_engine_extra()
     from specbatch.pipeline.engines.models.model_folder import check_folder
 

@@ -72,7 +72,7 @@ def client(settings: Settings) -> Iterator[Client]:
     from specbatch.pipeline.bootstrap import make_client, make_store
 
     with closing(make_store(settings)) as store:
-        yield make_client(settings, _forgiving_enqueue(settings), store)
+        yield make_client(settings, forgiving_enqueue(settings), store)
 
 
 def check_broker(settings: Settings) -> None:
@@ -125,7 +125,7 @@ def silent(_work: DueWork) -> None:
     """Enqueues nothing, in a process that no worker listens to."""
 
 
-def _forgiving_enqueue(settings: Settings) -> Enqueue:
+def forgiving_enqueue(settings: Settings) -> Enqueue:
     """Enqueues work that is in the store already."""
     if settings.broker_url.startswith("memory://"):
         return silent  # it reaches no other process

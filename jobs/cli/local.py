@@ -1,12 +1,6 @@
-"""A job done in this process: the same tasks on a broker in memory, followed to the job's end."""
+"""`submit-job --local` and `retry --local`: a job done in this process, as a command shows it."""
 
 from __future__ import annotations
-
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -20,32 +14,12 @@ from specbatch.jobs.cli.console import (
     stored,
 )
 from specbatch.jobs.cli.outcome import finish
-from specbatch.pipeline.bootstrap import make_client
-from specbatch.pipeline.observe.terminal.progress import EngineCounts, progress_view, resume_command
-from specbatch.pipeline.runtime.client import Client
-from specbatch.schemas.errors import (
-    BrokenModelError,
-    EngineError,
-    ModelChangedError,
-    ModelLostError,
-    ObjectError,
-    StoreError,
-    UsageError,
-    WaitTimeoutError,
-)
-from specbatch.schemas.fingerprint import TEXT_PARTS, compared, differing
-from specbatch.schemas.numeric_class import Pinned, Serves
-from specbatch.schemas.patience import end_within
+from specbatch.jobs.running.here import Watcher, run_job
+from specbatch.pipeline.observe.terminal.progress import progress_view
+from specbatch.schemas.errors import JobInterrupted
 from specbatch.schemas.records import JobRow
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec
-
-if TYPE_CHECKING:
-    from celery import Celery
-
-    from specbatch.pipeline.bootstrap import Worker
-
-EVERY_SEC = 0.2
 
 
 def submit_here(
@@ -74,147 +48,13 @@ def run_here(
     timeout_sec: float | None = None,
     how_to_go_on: str | None = None,
 ) -> None:
-    """Work until the job ends. Ctrl-C stops cleanly: finished groups stay, others are given back.
+    """Work until the job ends, with its progress on stderr. Ctrl-C stops cleanly.
 
-    Raises `WaitTimeoutError` in the same way, `EngineError` when the worker here died, and
-    `UsageError` for a job of a model or numeric class that this process does not have.
+    Raises what `run_job` raises.
     """
-    if job.state.is_final:
-        return
-    end_within(None)  # what stops at the timeout gives its groups back, which takes its time
-    settings = settings.model_copy(update={"broker_url": "memory://localhost/"})
-    hint = how_to_go_on or f"`{resume_command(job.job_id)}`"
+    watcher = Watcher(lambda: progress_view(err, spec.sampling.n, spec.sampling.max_tokens), remark)
     try:
-        from specbatch.workers.app import make_enqueue
-        from specbatch.workers.lifecycle import embedded
-
-        with client(settings) as c:  # before the first sweep, which finds what that has freed
-            c.take_over(job.job_id)
-        with (
-            _sigterm_as_interrupt(),
-            embedded(settings, spec.verifier, job.proposer, only_job=job.job_id) as (app, worker),
-        ):
-            check_served(worker, job.job_id, spec)
-            here = make_client(
-                settings, make_enqueue(app), worker.store, worker.lease_keeper.check_cancelled
-            )
-            _follow(here, app, worker, job, spec, timeout_sec)
-    except KeyboardInterrupt:
-        remark(f"job {job.job_id} stopped; its finished groups are kept. To resume it: {hint}")
+        run_job(settings, spec, job, watcher, timeout_sec, how_to_go_on)
+    except JobInterrupted as stopped:
+        remark(str(stopped))
         raise typer.Exit(INTERRUPTED) from None
-    except (StoreError, ObjectError) as error:
-        if error.refused:
-            raise type(error)(
-                f"{error}. Job {job.job_id} is kept; to resume it then: {hint}"
-            ) from None
-        raise
-    except WaitTimeoutError:
-        raise WaitTimeoutError(
-            f"job {job.job_id} did not end within {timeout_sec:g} s and was stopped; "
-            f"to resume it: {hint}"
-        ) from None
-
-
-def check_served(worker: Worker, job_id: str, spec: JobSpec) -> None:
-    """Raise `UsageError` for a job begun with another model or in another numeric class than this
-    process has.
-
-    There may be no other worker to resume it.
-    """
-    serves, job = worker.engines[0].serves(), worker.store.get_job(job_id)
-    if serves.takes(Pinned.of(job)):
-        return
-    if not serves.has_model(job.model_fingerprint):
-        raise _of_other_files(job, serves)
-    if job.proposer_fingerprint not in (None, *serves.drafts):
-        raise UsageError(
-            f"draft model `{job.proposer}` has other files than job {job_id} began with, on which "
-            f"its outputs depend under verification {spec.speculation.verification}: put those back"
-        )
-    here = serves.class_of(spec.engine.resolved(job.numeric_class).key)
-    raise UsageError(
-        f"job {job_id} is verified in numeric class {job.numeric_class}, and this process has "
-        f"{here}: run it on the same kind of machine with the same number of threads, or move it "
-        f"with `specbatch retry {job_id} --local --numeric-class {here}`"
-    )
-
-
-def _of_other_files(job: JobRow, serves: Serves) -> ModelChangedError:
-    if serves.fingerprint is None:
-        return ModelChangedError(f"the files of model `{job.verifier}` cannot be read now")
-    how = compared(str(job.model_fingerprint), job.model_parts, serves.fingerprint)
-    other = f"continue with these by `{resume_command(job.job_id)} --accept-model`"
-    if set(differing(job.model_parts, serves.fingerprint.parts)) & set(TEXT_PARTS):
-        other = "submit a new job"  # what is read already is tokens
-    return ModelChangedError(
-        f"model `{job.verifier}` has {how}: job {job.job_id} needs the files that it began with; "
-        f"put those back, or {other}"
-    )
-
-
-def _follow(
-    c: Client,
-    app: Celery,
-    worker: Worker,
-    job: JobRow,
-    spec: JobSpec,
-    timeout_sec: float | None,
-) -> None:
-    from specbatch.workers.lifecycle import is_alive
-
-    try:
-        with progress_view(err, spec.sampling.n, spec.sampling.max_tokens) as show:
-            for progress in c.follow(job.job_id, EVERY_SEC, timeout_sec):
-                show(progress, engine_counts(worker))
-                if worker.outage.refused is not None:
-                    raise worker.outage.refused
-                check_served(worker, job.job_id, spec)  # files may change before they are loaded
-                if not is_alive(app) and not progress.state.is_final:
-                    _check_model(worker, job)
-                    raise EngineError(
-                        f"the worker in this process died, so job {job.job_id} cannot go on; its "
-                        f"log is above. Try `{resume_command(job.job_id)}`"
-                    )
-    except KeyboardInterrupt:
-        remark("stopping after the current step ...")
-        raise
-
-
-def _check_model(worker: Worker, job: JobRow) -> None:
-    """Raise `BrokenModelError` where the worker ended for its model."""
-    for host in worker.engines:
-        try:
-            host.check()
-        except ModelLostError as error:
-            again = resume_command(job.job_id)
-            raise BrokenModelError(
-                f"{error}; job {job.job_id} is kept: then resume it with `{again}`"
-            ) from None
-        except EngineError:
-            continue
-
-
-def engine_counts(worker: Worker) -> EngineCounts:
-    """What this process's engines have done: the verifying one first, then the drafting one."""
-    verifying, drafting = ([*worker.engines, None, None])[:2]
-    stats: list[Any] = list(verifying.stats) if verifying else []
-    return EngineCounts(
-        finished=sum(s.finished for s in stats),
-        tokens=sum(s.generated_tokens for s in stats),
-        proposed=sum(s.proposed for s in stats),
-        accepted=sum(s.accepted for s in stats),
-        drafted=sum(s.generated_tokens for s in drafting.stats) if drafting else 0,
-    )
-
-
-@contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    """An orchestrator's polite end is treated like Ctrl-C."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -26,6 +27,9 @@ from specbatch.schemas.records import JobRow
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec
 from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
+
+if TYPE_CHECKING:
+    from specbatch.jobs.running.here import Show
 
 POLL_SEC = 0.5
 POLLS_PER_WORKER_CHECK = 10
@@ -69,6 +73,24 @@ def tell_waiting(
     return waits
 
 
+def watch(
+    settings: Settings,
+    c: Client,
+    job: JobRow,
+    show: Show,
+    timeout_sec: float | None,
+    said: str | None = None,
+) -> None:
+    """Call `show` with the job's progress until it ends, and say what it lacks.
+
+    Raises `WaitTimeoutError`; the job then keeps running.
+    """
+    for poll, progress in enumerate(c.follow(job.job_id, POLL_SEC, timeout_sec), 1):
+        show(progress, None)
+        if poll % POLLS_PER_WORKER_CHECK == 0:
+            said = tell_waiting(settings, c, job, said)
+
+
 def follow(
     settings: Settings,
     c: Client,
@@ -83,10 +105,7 @@ def follow(
     """
     try:
         with progress_view(err, spec.sampling.n, spec.sampling.max_tokens) as show:
-            for poll, progress in enumerate(c.follow(job.job_id, POLL_SEC, timeout_sec), 1):
-                show(progress, None)
-                if poll % POLLS_PER_WORKER_CHECK == 0:
-                    said = tell_waiting(settings, c, job, said)
+            watch(settings, c, job, show, timeout_sec, said)
         end_within(None)  # the job has ended: what is left is to say how
     except StoreError as error:
         if timeout_sec is None or not isinstance(error.__cause__, NoAnswerError):

@@ -50,14 +50,14 @@ def report(
                     lambda read, total: update(completed=read, total=total),
                 )
             )
-    size = _write(path, made)
+    size = write_page(path, made)
     if json:
         say_json({"job": row.job_id, "output": str(path), "bytes": size})
     else:
         say(f"report of job {row.job_id}: {path} ({decimal(size)})")
 
 
-def _write(path: Path, text: str) -> int:
+def write_page(path: Path, text: str) -> int:
     """Whole or not at all: beside its place first. Raises `OutputError`."""
     data = text.encode("utf-8", errors="replace")
     beside = path.with_name(f".{path.name}.part")

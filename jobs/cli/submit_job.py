@@ -9,6 +9,7 @@ from specbatch.jobs.cli import checks
 from specbatch.jobs.cli import options as o
 from specbatch.jobs.cli.connect import load_settings
 from specbatch.jobs.cli.console import NOT_SUBMITTED, if_interrupted, new_app, run
+from specbatch.jobs.running.fields import by_field
 from specbatch.pipeline.engines.models.model_folder import known_context
 from specbatch.pipeline.operations.spec_input import build_spec
 from specbatch.schemas.errors import UsageError
@@ -75,27 +76,26 @@ def submit_job(
     Exit codes: 0 done (or submitted), 2 bad usage or spec, 3 some rows failed, 4 failed,
     5 cancelled, 6 gave up waiting, 130 interrupted.
     """
-    flags: dict[str, Any] = {
+    options: dict[str, Any] = {
         "name": name, "tenant": tenant, "priority": priority,
         "deadline_sec": deadline_sec, "budget_usd": budget_usd, "notify": notify or None,
-        "input.uri": input, "input.format": format, "input.prompt_column": prompt_column,
-        "input.prompt_kind": prompt_kind, "input.id_column": id_column,
-        "input.seed_column": seed_column, "input.sampling_column": sampling_column,
-        "output.uri": output, "output.format": output_format, "output.keep_columns": keep_columns,
+        "input": input, "format": format, "prompt_column": prompt_column,
+        "prompt_kind": prompt_kind, "id_column": id_column,
+        "seed_column": seed_column, "sampling_column": sampling_column,
+        "output": output, "output_format": output_format, "keep_columns": keep_columns,
         "verifier": verifier, "proposer": proposer,
-        "sampling.max_tokens": max_tokens, "sampling.min_tokens": min_tokens,
-        "sampling.temperature": temperature, "sampling.top_p": top_p, "sampling.top_k": top_k,
-        "sampling.min_p": min_p, "sampling.n": n, "sampling.seed": seed,
-        "sampling.stop_token_ids": o.stop_ids(stop_token_id, stop_token_ids),
-        "sampling.ignore_eos": ignore_eos, "sampling.stop": stop or None,
-        "sampling.repetition_penalty": repetition_penalty,
-        "sampling.presence_penalty": presence_penalty, "sampling.logprobs": logprobs,
-        "sampling.frequency_penalty": frequency_penalty, "sampling.top_logprobs": top_logprobs,
-        "speculation.depth": o.depth_value(depth), "speculation.verification": verification,
-        "speculation.sources": sources, "speculation.max_depth": max_depth,
-        "speculation.history_tokens": history_tokens,
-        "engine.dtype": dtype, "engine.exactness": exactness, "group_size": group_size,
+        "max_tokens": max_tokens, "min_tokens": min_tokens, "temperature": temperature,
+        "top_p": top_p, "top_k": top_k, "min_p": min_p, "n": n, "seed": seed,
+        "stop_token_ids": o.stop_ids(stop_token_id, stop_token_ids),
+        "ignore_eos": ignore_eos, "stop": stop or None,
+        "repetition_penalty": repetition_penalty, "presence_penalty": presence_penalty,
+        "frequency_penalty": frequency_penalty,
+        "logprobs": logprobs, "top_logprobs": top_logprobs,
+        "depth": o.depth_value(depth), "sources": sources, "max_depth": max_depth,
+        "history_tokens": history_tokens, "verification": verification,
+        "dtype": dtype, "exactness": exactness, "group_size": group_size,
     }  # fmt: skip
+    flags = by_field(options)
     if timeout is not None and not (wait or local):
         raise UsageError("--timeout needs --wait or --local")
     end_within(timeout)

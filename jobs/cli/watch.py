@@ -20,7 +20,6 @@ from specbatch.pipeline.runtime.client import Client
 from specbatch.schemas.patience import end_within
 from specbatch.schemas.records import JobRow
 from specbatch.schemas.settings import Settings
-from specbatch.schemas.spec import load_spec
 
 
 def watch(
@@ -46,11 +45,12 @@ def watch(
 def _follow(
     settings: Settings, c: Client, job: JobRow, interval: float, timeout: float | None
 ) -> None:
-    sampling = load_spec(job.spec).sampling
+    sampling = job.spec.get("sampling") or {}
+    samples, most = int(sampling.get("n") or 1), sampling.get("max_tokens")
     said: str | None = None
     is_told = False
     try:
-        with progress_view(err, sampling.n, sampling.max_tokens, every_change=True) as show:
+        with progress_view(err, samples, most, every_change=True) as show:
             for look, progress in enumerate(c.follow(job.job_id, interval, timeout)):
                 show(progress, None)
                 if progress.state.is_final or look % POLLS_PER_WORKER_CHECK:

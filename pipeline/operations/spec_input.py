@@ -31,6 +31,27 @@ def build_spec(file: Path | None, flags: Mapping[str, Any], cwd: Path | None = N
     return load_spec(values, named).resolved(cwd)
 
 
+def spec_with(
+    values: Mapping[str, Any] | Path | None, fields: Mapping[str, Any], cwd: Path | None = None
+) -> JobSpec:
+    """The resolved spec of a mapping, of a file or of nothing, with these dotted fields in it.
+
+    Paths in a file are relative to its folder, others to the working folder. Raises `SpecError`
+    in the words of a spec, not of flags.
+    """
+    cwd = cwd or Path.cwd()
+    base = cwd
+    if isinstance(values, Path):
+        base = values.absolute().parent
+        values = read_spec_file(values)
+    whole = _at(_depth_as_word(dict(values or {})), base)
+    given: dict[str, Any] = {}
+    for name, value in fields.items():
+        _put(given, name, value)
+    _merge(whole, _at(given, cwd))
+    return load_spec(whole).resolved(cwd)
+
+
 def resolved_spec(values: Mapping[str, Any], base: Path | None = None) -> JobSpec:
     """The spec of a mapping. Its paths are relative to `base`, or to the working folder.
 

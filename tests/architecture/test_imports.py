@@ -23,6 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pipeline.bootstrap",),
     ("workers", "pipeline.operations"),
     ("jobs",),
+    ("package",),
     ("benchmarks", "tools"),
 )
 
@@ -37,7 +38,10 @@ NESTED: dict[str, tuple[tuple[str, ...], ...]] = {
         (name,) for name in ("state", "model", "sampling", "proposers", "speculation", ".")
     ),
     "pipeline.engines.exact.model": (("batch_invariant",), (".",)),
-    "jobs": (("bench", "chaos", "demo", "schedules"), ("cli",), (".",), ("dags",), ("examples",)),
+    "jobs": (
+        ("bench", "chaos", "demo", "schedules", "running"),
+        *(("cli",), (".",), ("api", "dags"), ("examples",)),
+    ),
     "jobs.bench": (("peers",), (".",)),
     "tools": ((".",), ("site", "demo_pair")),
 }

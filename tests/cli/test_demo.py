@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 import typer
 
-from specbatch.jobs.cli import local
 from specbatch.jobs.cli.demo import (
     Same,
     check_same,
@@ -22,6 +21,7 @@ from specbatch.jobs.cli.demo import (
     unchanged_outputs,
     with_some_changed,
 )
+from specbatch.jobs.running import here as running
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.outputs.outputs import Manifest
 from specbatch.pipeline.runtime.client import Client
@@ -134,7 +134,7 @@ def test_an_interrupted_demo_resumes_and_shows_everything_it_promises(
     cli: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, options = folder / "demo-run", ("--max-tokens", 8)
-    follow, followed = local._follow, []
+    follow, followed = running._follow, []
 
     def interrupted(here: Client, app: Any, worker: Any, job: JobRow, *rest: Any) -> None:
         followed.append(job.job_id)
@@ -143,7 +143,7 @@ def test_an_interrupted_demo_resumes_and_shows_everything_it_promises(
         follow(here, app, worker, job, *rest)
 
     with monkeypatch.context() as patched:
-        patched.setattr(local, "_follow", interrupted)
+        patched.setattr(running, "_follow", interrupted)
         stopped = cli("demo", *options)
     assert stopped.code == 130
     assert "To resume it: `specbatch demo --keep`" in stopped.err

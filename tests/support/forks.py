@@ -39,6 +39,7 @@ _MAINS = {
 _WARM = (
     *_MAINS.values(),
     "specbatch.jobs.cli.local",
+    "specbatch.jobs.running.here",
     "specbatch.jobs.cli.retry",
     "specbatch.jobs.cli.worker",
     "specbatch.workers.lifecycle",

@@ -20,6 +20,7 @@ TIERS = ("unit", "pipeline", "integration", "long")
 BY_DEFAULT = ("unit", "pipeline")
 
 FOLDERS = {
+    "api": "unit",
     "architecture": "unit",
     "bench": "unit",
     "cli": "unit",

@@ -9,7 +9,8 @@ from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("schemas", "kernels", "pipeline", "workers", "jobs", "migrations")
+FRONT = "package"  # the file of the import package itself: its folder is `specbatch` elsewhere
+ROOMS = ("schemas", "kernels", "pipeline", "workers", "jobs", "migrations", FRONT)
 NOT_SHIPPED = ("benchmarks", "tools")  # importable from a checkout only
 
 
