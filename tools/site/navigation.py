@@ -14,6 +14,7 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         (
             *("install", "nightly-s3", "schedules", "airflow", "dagster", "workers", "observing"),
             *(
+                "templates",
                 "openai-batch",
                 "vllm-run-batch",
                 "proposer",
