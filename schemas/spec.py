@@ -26,6 +26,7 @@ from specbatch.schemas.fingerprint import PATTERN
 from specbatch.schemas.notifications import NAME_PATTERN
 from specbatch.schemas.numeric_class import UNKNOWN, contradiction, dtype_of, engine_key
 from specbatch.schemas.privacy import SEALED
+from specbatch.schemas.prompt_places import columns_in, first_doubled
 from specbatch.schemas.records import JobRow, SamplingParams, Verification
 
 
@@ -177,6 +178,11 @@ BadWord = Annotated[tuple[TokenId, ...], Field(min_length=1, max_length=16)]
 Weights = Literal["as-is", "int8", "fp8"]
 
 
+PROMPT_COLUMN = "prompt"
+_MOST_TEMPLATE_CHARS = 65_536
+Template = Annotated[str, Field(min_length=1, max_length=_MOST_TEMPLATE_CHARS)]
+
+
 class InputSpec(Part):
     """Where prompts come from, and what the columns mean."""
 
@@ -184,7 +190,9 @@ class InputSpec(Part):
     format: Literal["auto", "parquet", "jsonl", "openai"] = Field(
         default="auto", description="openai: a batch file of custom_id and body.messages"
     )
-    prompt_column: str = Field(default="prompt", min_length=1, description="column with the prompt")
+    prompt_column: str = Field(
+        default=PROMPT_COLUMN, min_length=1, description="column with the prompt"
+    )
     prompt_kind: Literal["auto", "text", "token_ids", "messages"] = Field(
         default="auto", description="auto: by the column's type"
     )
@@ -196,12 +204,103 @@ class InputSpec(Part):
     sampling_column: str | None = Field(
         default=None, description="a row's own sampling values: a struct, an object or JSON text"
     )
+    template: Template | None = Field(
+        default=None,
+        description="the prompt as text with {column} places, instead of prompt_column; "
+        "{{ and }} are literal braces",
+    )
+    template_kind: Literal["simple", "jinja"] = Field(
+        default="simple",
+        description="language of template and system; jinja: a sandboxed Jinja template, which "
+        "with prompt_kind messages writes a JSON list of messages",
+    )
+    system: Template | None = Field(
+        default=None,
+        description="the system prompt, which may have places too: the row becomes a chat of two "
+        "messages",
+    )
+
+    @property
+    def is_templated(self) -> bool:
+        """Whether prompts are made of more than the prompt column."""
+        return self.template is not None or self.system is not None
+
+    @property
+    def writes_messages(self) -> bool:
+        """Whether the template itself writes the messages of a chat."""
+        return self.template is not None and self.prompt_kind == "messages"
+
+    @property
+    def makes_chats(self) -> bool:
+        """Whether templates make chats, which the model's chat template then renders."""
+        return self.system is not None or self.writes_messages
+
+    @property
+    def read_prompt_column(self) -> str | None:
+        """The column that holds the prompt; None where a template makes it of others."""
+        return self.prompt_column if self.template is None else None
 
     @model_validator(mode="after")
     def _bodies_carry_their_own(self) -> InputSpec:
         if self.format == "openai" and self.sampling_column is not None:
             raise ValueError("sampling_column is not for openai files: their bodies say it")
+        if self.format == "openai" and self.is_templated:
+            raise ValueError(NO_TEMPLATE_OF_BODIES)
         return self
+
+    @model_validator(mode="after")
+    def _template_fits(self) -> InputSpec:
+        if not self.is_templated:
+            if self.template_kind == "jinja":
+                raise ValueError("template_kind is jinja, and there is no template: add one")
+            return self
+        if self.template is not None and self.prompt_column != PROMPT_COLUMN:
+            raise ValueError(
+                "template and prompt_column exclude each other: the template names its columns "
+                f"itself, so leave prompt_column out and write {{{self.prompt_column}}}"
+            )
+        if self.prompt_kind == "token_ids":
+            raise ValueError("prompt_kind token_ids has no template and no system prompt")
+        if self.prompt_kind == "messages":
+            self._check_messages()
+        if self.template_kind == "simple":
+            self._check_places()
+        return self
+
+    def _check_messages(self) -> None:
+        if self.system is not None:
+            raise ValueError(
+                "prompt_kind messages and system exclude each other: put the system prompt into "
+                "the messages, or let prompt_kind be text"
+            )
+        if self.template_kind == "simple":
+            raise ValueError(
+                "a simple template writes text: add system for a chat, or set template_kind to "
+                "jinja to write messages"
+            )
+
+    def _check_places(self) -> None:
+        named: list[str] = []
+        for name in ("template", "system"):
+            try:
+                named += columns_in(getattr(self, name) or "")
+            except ValueError as error:
+                raise ValueError(f"{name}, {error}") from None
+        if self.template is not None and not named:
+            doubled = first_doubled(self.template)
+            raise ValueError(
+                "template names no column, so all rows would have the same prompt: "
+                + (
+                    f"write {{{doubled}}} for a column, or set template_kind to jinja"
+                    if doubled
+                    else "write {column} where a column's value belongs"
+                )
+            )
+
+
+NO_TEMPLATE_OF_BODIES = (
+    "template and system are not for openai files: each body already is a whole request"
+)
 
 
 OutputFormat = Literal["parquet", "jsonl"]

@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from specbatch.pipeline.inputs.prompt_template import check_columns, columns_of
 from specbatch.schemas.errors import InputError, MissingExtraError
 from specbatch.schemas.spec import InputSpec, JobSpec
 
@@ -50,8 +51,9 @@ def library_of(data: object) -> str | None:
 def check_frame(frame: Any, spec: InputSpec) -> None:
     """Raise `InputError` for a frame without rows or without a column that the spec names."""
     names = _names_of(frame)
-    wanted = (spec.prompt_column, spec.id_column, spec.seed_column, spec.tag_column)
-    for column in (*wanted, spec.sampling_column):
+    check_columns(spec, "data", map(str, names))
+    wanted = (spec.read_prompt_column, spec.id_column, spec.seed_column, spec.tag_column)
+    for column in (*wanted, spec.sampling_column, *columns_of(spec)):
         if column is not None and column not in names:
             shown = ", ".join(map(str, names))
             raise InputError(f"data has no column `{column}`; its columns are {shown}")
@@ -78,8 +80,8 @@ def check_kept(frame: Any, spec: JobSpec) -> None:
 def columns_for(frame: Any, spec: InputSpec) -> list[str]:
     """The columns that a job reads: those that the spec names, and `id` and `tag`."""
     named = (
-        *(spec.prompt_column, spec.id_column or "id", spec.tag_column or "tag"),
-        *(spec.seed_column, spec.sampling_column),
+        *(spec.read_prompt_column, spec.id_column or "id", spec.tag_column or "tag"),
+        *(spec.seed_column, spec.sampling_column, *columns_of(spec)),
     )
     there = _names_of(frame)
     return [name for name in dict.fromkeys(named) if name is not None and name in there]

@@ -29,6 +29,9 @@ class SpecOptions(TypedDict, total=False):
     id_column: str | None
     seed_column: str | None
     sampling_column: str | None
+    template: str | None
+    template_kind: Literal["simple", "jinja"] | None
+    system: str | None
     # Output
     output_format: Literal["parquet", "jsonl"] | None
     keep_columns: str | Sequence[str] | None

@@ -15,6 +15,11 @@ from typing import TYPE_CHECKING
 
 from specbatch.jobs.cli.console import remark
 from specbatch.pipeline.inputs.jsonl import JsonlSource
+from specbatch.pipeline.inputs.prompt_template import (
+    can_read_templates,
+    check_columns,
+    columns_of,
+)
 from specbatch.pipeline.inputs.sources import find_files
 from specbatch.pipeline.storage.objects import Objects, tidy
 from specbatch.schemas.errors import InputError, JobNotFoundError, ObjectError, UsageError
@@ -85,8 +90,12 @@ def check_input_here(spec: InputSpec, may_be_empty: bool = False) -> None:
     """Raise `InputError` for a local input that is missing, damaged or empty or lacks a column.
 
     It looks into the first lines of JSONL files and at the footers of Parquet files.
-    `may_be_empty` accepts an input without rows.
+    `may_be_empty` accepts an input without rows. A Jinja template is compiled wherever the input
+    is, if jinja2 is here.
     """
+    if not can_read_templates(spec):
+        return
+    columns_of(spec)
     if "://" in tidy(spec.uri):
         return
     objects = Objects()
@@ -143,7 +152,8 @@ def _checked_rows(file: Path, spec: InputSpec) -> int:
         names = metadata.schema.to_arrow_schema().names
     except Exception:  # Arrow raises many kinds for one meaning
         raise _damaged(file) from None
-    named = (spec.prompt_column, spec.id_column, spec.seed_column, spec.tag_column)
+    check_columns(spec, str(file), names)
+    named = (spec.read_prompt_column, spec.id_column, spec.seed_column, spec.tag_column)
     for column in (*named, spec.sampling_column):
         if column is not None and column not in names:
             raise InputError(f"{file} has no column `{column}`; its columns are {', '.join(names)}")

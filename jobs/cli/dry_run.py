@@ -1,4 +1,7 @@
-"""`submit-job --dry-run`: read and check the whole input, count, reckon time and cost."""
+"""`submit-job --dry-run`: read and check the whole input, count, reckon time and cost.
+
+Where a template makes the prompts, the first ones are shown as the model reads them.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +13,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
+from rich.text import Text
 
 from specbatch.jobs.cli.checks import check_job
 from specbatch.jobs.cli.console import err, out, say, say_json
 from specbatch.jobs.cli.cost import cost_of
 from specbatch.jobs.cli.outcome import ROWS_COUNT
 from specbatch.pipeline.bootstrap import make_store, priced_device
+from specbatch.pipeline.observe.units import plural
 from specbatch.pipeline.policy.costs.forecast import Forecast, PastJob, Range, forecast
 from specbatch.pipeline.policy.costs.job_costs import JobCost
 from specbatch.pipeline.policy.costs.pricing import MICROUSD_PER_USD, device_usd
+from specbatch.pipeline.privacy.tenants import NOBODY_PRIVATE, Privacy
 from specbatch.schemas.errors import SpecbatchError
+from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.provenance import TimeKind
-from specbatch.schemas.records import JobState
+from specbatch.schemas.records import JobState, PromptRow
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec
+from specbatch.schemas.visible import one_line
 
 if TYPE_CHECKING:
     from specbatch.pipeline.operations.preflight import Checked
@@ -34,6 +42,18 @@ PAST_RUNS = 10  # the newest, that a forecast rests on
 LOOKED_AT = 500  # finished jobs among which both are searched
 NO_HISTORY = "none: no finished job of this name, tenant and verifier has a known time"
 EXAMPLES = 3
+_MOST_CHARS = 2000  # of a prompt that is shown
+
+
+@dataclass(frozen=True, slots=True)
+class FirstPrompt:
+    """A row's prompt as the model reads it. `text` is None where the tenant's texts are not
+    kept, and redacted where they are kept so."""
+
+    row_index: int
+    row_id: str
+    tokens: int
+    text: str | None
 
 
 @dataclass(slots=True)
@@ -50,6 +70,7 @@ class Plan:
     max_completion_tokens: int = 0
     quarantined: dict[str, int] = field(default_factory=dict)
     examples: dict[str, list[str]] = field(default_factory=dict)
+    first_prompts: list[FirstPrompt] = field(default_factory=list)
     tokens_per_sec: float = ASSUMED_TOKENS_PER_SEC
     speed_from: str = (
         "assumed, because no job with this verifier has finished here; --tokens-per-sec changes it"
@@ -64,7 +85,7 @@ def show_plan(settings: Settings, spec: JobSpec, tokens_per_sec: float | None, j
     """Print the plan; nothing is stored, started or written."""
     checked = check_job(settings, spec)
     before = _rss_mib()
-    plan = make_plan(checked, spec)
+    plan = make_plan(checked, spec, Privacy.of_settings(settings))
     plan.peak_rss_mib_above_imports = round(max(0.0, _peak_rss_mib() - before), 1)
     _learn_from_earlier_jobs(plan, settings, spec)
     if tokens_per_sec is not None:
@@ -78,14 +99,26 @@ def show_plan(settings: Settings, spec: JobSpec, tokens_per_sec: float | None, j
         _print(plan, spec)
 
 
-def make_plan(checked: Checked, spec: JobSpec) -> Plan:
+def make_plan(checked: Checked, spec: JobSpec, privacy: Privacy = NOBODY_PRIVATE) -> Plan:
     """Plan every group and count it, a group at a time. Raises `InputError` and `ObjectError`."""
     total = Plan()
     with err.status("reading the input ...") as status:
         for group in checked.groups():
             _count(total, group, spec.sampling.max_tokens, checked.context_tokens)
+            if spec.input.is_templated:
+                more = group.rows[: EXAMPLES - len(total.first_prompts)]
+                total.first_prompts += [_shown(row, checked, privacy) for row in more]
             status.update(f"reading the input ... {total.rows:,} rows")
     return total
+
+
+def _shown(row: PromptRow, checked: Checked, privacy: Privacy) -> FirstPrompt:
+    mode, tokens = privacy.mode_of(checked.spec.tenant), len(row.prompt_ids)
+    if mode is PrivacyMode.HASH_ONLY:
+        return FirstPrompt(row.row_index, "", tokens, None)
+    kept = str if mode.is_full else privacy.redactor.redacted
+    text = kept(checked.tokenizer.shown(row.prompt_ids))
+    return FirstPrompt(row.row_index, kept(row.row_id), tokens, text[:_MOST_CHARS])
 
 
 def _count(total: Plan, group: Any, max_tokens: int, context_tokens: int) -> None:
@@ -165,12 +198,28 @@ def _print(plan: Plan, spec: JobSpec) -> None:
     ):
         table.add_row(name, value)
     out.print(table)
+    for prompt in plan.first_prompts:
+        _say_cut(_line_of(prompt))
     for code, count in sorted(plan.quarantined.items(), key=lambda item: -item[1]):
         say(f"quarantine, {code}: {count:,}")
         for example in plan.examples[code]:
             say(f"    {example}")
     if plan.quarantined:
         say(f"    {ROWS_COUNT}")
+
+
+def _line_of(prompt: FirstPrompt) -> str:
+    """A prompt on one line, its line ends spelled out."""
+    named = f" (id {prompt.row_id})" if prompt.row_id else ""
+    shown = "its text is not kept" if prompt.text is None else one_line(prompt.text)
+    return f"row {prompt.row_index}{named}, {plural(prompt.tokens, 'token')}: {shown}"
+
+
+def _say_cut(line: str) -> None:
+    """A line, cut to the width of stdout."""
+    cut = Text(line)
+    cut.truncate(out.width, overflow="ellipsis")
+    say(cut.plain)
 
 
 def _forecast_rows(forecast: Forecast | None) -> list[tuple[str, str]]:

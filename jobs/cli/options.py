@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from specbatch.jobs.cli.completing import jobs_beginning
+from specbatch.schemas.errors import UsageError
 
 Text = str | None
 Whole = int | None
@@ -36,6 +37,18 @@ IdColumn = Annotated[Text, _option("--id-column", "column with the row's id", _I
 SeedColumn = Annotated[Text, _option("--seed-column", "integer column with a seed per row", _IN)]
 SamplingColumn = Annotated[
     Text, _option("--sampling-column", "struct or JSON text with a row's own sampling values", _IN)
+]
+Template = Annotated[
+    Text, _option("--template", "the prompt made of columns, as 'Summarise: {body}'", _IN)
+]
+TemplateFile = Annotated[
+    Path | None,
+    _option("--template-file", "file with the template", _IN, metavar="FILE"),
+]
+TemplateKind = Annotated[Text, _option("--template-kind", "simple ({column} places) or jinja", _IN)]
+System = Annotated[
+    Text,
+    _option("--system", "system prompt, with places too: rows become chats of two messages", _IN),
 ]
 
 Output = Annotated[Text, _option("--output", "folder or s3:// prefix for the results", _OUT)]
@@ -218,6 +231,24 @@ JobId = Annotated[
 def depth_value(text: str | None) -> str | int | None:
     """`4` is a number, `auto`, `off` and `shadow` are words; the spec's check sees to the rest."""
     return int(text) if text is not None and text.lstrip("-").isdigit() else text
+
+
+def template_text(text: str | None, file: Path | None) -> str | None:
+    """The template, whichever way it was given. The last line end of a file is no part of it.
+
+    Raises `UsageError`.
+    """
+    if file is None:
+        return text
+    if text is not None:
+        raise UsageError("--template and --template-file exclude each other: leave one out")
+    try:
+        return file.read_text(encoding="utf-8").removesuffix("\n")
+    except UnicodeDecodeError:
+        raise UsageError(f"template file {file} is not a text file in UTF-8") from None
+    except OSError as error:
+        reason = (error.strerror or "error").lower()
+        raise UsageError(f"template file {file} cannot be read: {reason}") from None
 
 
 def stop_ids(single: list[int] | None, several: str | None) -> list[int | str] | None:

@@ -23,6 +23,7 @@ from specbatch.pipeline.observe.terminal.progress import interrupted_line, resum
 from specbatch.pipeline.observe.terminal.summary import summary_table
 from specbatch.pipeline.operations.tools import first_rows
 from specbatch.pipeline.policy.costs.savings import drafted, savings
+from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.schemas.audit import AuditRecord, Correctness
 from specbatch.schemas.fingerprint import shown
 from specbatch.schemas.job_progress import JobProgress
@@ -57,6 +58,7 @@ def show(
         decisions = store.decisions(row.job_id)
         audits = store.audits(row.job_id)
         saved = savings(row.report)
+        templates = Privacy.of_settings(settings).templates(row)
         is_drafted = drafted(row.report, progress.proposed)
         silence_sec = LEASES_OF_SILENCE * settings.lease_sec
         waits = c.waits_for(row.job_id, silence_sec)
@@ -71,10 +73,13 @@ def show(
             payload |= {"workers": models_here(store, row, silence_sec)}
             resume = resume_command(row.job_id) if interrupted else None
             payload |= {"interrupted": interrupted, "resume": resume}
+            payload |= {"template": None, "system": None} | dict(templates)
             payload |= {"notifications": [asdict(n) for n in store.notifications_of(row.job_id)]}
             say_json(as_json(row, progress, interrupted) | saved_json(saved, is_drafted) | payload)
             return
         _say_how_far(row, progress, interrupted)
+        for name, text in templates:
+            say(f"{name}: {text}")
         if interrupted:
             say(interrupted_line(row.job_id))
         for line in (

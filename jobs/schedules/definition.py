@@ -70,11 +70,15 @@ def _of_day(name: str, day: date) -> dict[str, Value]:
     }
 
 
+_WITH_BRACES_OF_THEIR_OWN = ("job.input.template", "job.input.system")
+
+
 def filled(value: Any, variables: Mapping[str, Value], where: str) -> Any:
     """The value with variables replaced in its texts, at any depth.
 
-    A text that is exactly one variable becomes that variable's value, which may be a number. Raises
-    a `SpecError` that names the field and the unknown variable.
+    Prompt templates stay as they are: braces are their own. A text that is exactly one variable
+    becomes that variable's value, which may be a number. Raises a `SpecError` that names the field
+    and the unknown variable.
     """
     if isinstance(value, Mapping):
         return {
@@ -83,7 +87,7 @@ def filled(value: Any, variables: Mapping[str, Value], where: str) -> Any:
         }
     if isinstance(value, list | tuple):
         return [filled(inner, variables, f"{where}.{n}") for n, inner in enumerate(value)]
-    if not isinstance(value, str) or _BEGIN not in value:
+    if not isinstance(value, str) or _BEGIN not in value or where in _WITH_BRACES_OF_THEIR_OWN:
         return value
     if whole := _VARIABLE.fullmatch(value.strip()):
         return _value_of(whole, variables, where)

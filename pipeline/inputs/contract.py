@@ -49,6 +49,7 @@ class RawRow:
     body: dict[str, Any] | None = None
     problem: tuple[str, str] | None = None
     sampling: Any = None  # its own sampling values: an object, or JSON text
+    columns: dict[str, Any] | None = None  # all that the templates name, by name
 
     @property
     def is_nameless(self) -> bool:
@@ -70,9 +71,13 @@ class RawBatch:
     def parts(self, rows: int) -> Iterator[RawBatch]:
         """The same rows in parts of at most `rows` rows."""
         for first in range(0, max(1, len(self.rows)), rows):
-            part = self.rows[first : first + rows]
-            offsets = self.offsets[first : first + len(part) + 1]
-            yield RawBatch(self.uri, self.version, self.row_group, offsets, self.kind, part)
+            yield self.part(first, first + rows)
+
+    def part(self, first: int, stop: int) -> RawBatch:
+        """Its rows from `first` to `stop`."""
+        rows = self.rows[first:stop]
+        offsets = self.offsets[first : first + len(rows) + 1]
+        return RawBatch(self.uri, self.version, self.row_group, offsets, self.kind, rows)
 
     def position(self, index: int) -> SourcePosition:
         """Where row `index` begins; `len(rows)` gives where the next batch begins."""
@@ -80,7 +85,12 @@ class RawBatch:
 
 
 class Source(Protocol):
-    """The rows of one input, in order of file name, row group and row."""
+    """The rows of one input, in order of file name, row group and row.
+
+    Each row has the columns that `columns_of` (`prompt_template.py`) names for the input's spec, as
+    plain Python values; a value that is absent is None. `check` refuses an input without them
+    (`check_columns`). The prompt column is read only where `read_prompt_column` names it.
+    """
 
     format: Format
     files: list[ObjectInfo]

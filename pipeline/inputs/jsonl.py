@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import orjson
@@ -25,11 +26,12 @@ from specbatch.pipeline.inputs.contract import (
     changed_since,
     files_from,
 )
+from specbatch.pipeline.inputs.prompt_template import check_columns, columns_of
 from specbatch.pipeline.storage.object_store import ObjectInfo
 from specbatch.pipeline.storage.objects import Objects, is_unchanged
 from specbatch.schemas.errors import InputError, ObjectError
 from specbatch.schemas.records import SourcePosition
-from specbatch.schemas.spec import InputSpec
+from specbatch.schemas.spec import NO_TEMPLATE_OF_BODIES, InputSpec
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -59,13 +61,20 @@ class JsonlSource:
         self.format = name
         if name == "openai" and spec.sampling_column is not None:
             raise InputError("input.sampling_column is not for openai files: their bodies say it")
+        if name == "openai" and spec.is_templated:
+            raise InputError(f"{spec.uri} is an OpenAI batch file: {NO_TEMPLATE_OF_BODIES}")
         self._spec = spec
         self._objects = objects
         self._id = "custom_id" if name == "openai" else spec.id_column or "id"
         self._tag = spec.tag_column or "tag"
-        self._prompt = "body" if name == "openai" else spec.prompt_column
+        self._prompt = "body" if name == "openai" else spec.read_prompt_column
         self._kind: PromptKind = "messages" if name == "openai" else spec.prompt_kind
         self.has_ids = True  # any line may have one
+
+    @cached_property
+    def _named(self) -> tuple[str, ...]:
+        """The fields that the templates name."""
+        return columns_of(self._spec)
 
     def check(self) -> None:
         for info in self.files:
@@ -160,6 +169,8 @@ class JsonlSource:
         spec = self._spec
         needed = {self._prompt, spec.id_column, spec.seed_column, spec.tag_column}
         needed.add(spec.sampling_column)
+        if good:
+            check_columns(spec, info.uri, seen, "field", " in its first lines")
         for name in sorted(filter(None, needed)):
             if good and name not in seen:
                 raise InputError(
@@ -204,10 +215,11 @@ class JsonlSource:
             return self._request(value)
         return RawRow(
             value.get(self._id),
-            value.get(self._prompt),
+            value.get(self._prompt) if self._prompt else None,
             value.get(self._spec.seed_column) if self._spec.seed_column else None,
             value.get(self._tag),
             sampling=value.get(self._spec.sampling_column) if self._spec.sampling_column else None,
+            columns={name: value.get(name) for name in self._named} if self._named else None,
         )
 
     def _request(self, value: dict[str, Any]) -> RawRow:

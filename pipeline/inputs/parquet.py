@@ -34,6 +34,7 @@ from specbatch.pipeline.inputs.contract import (
 from specbatch.pipeline.inputs.kept import kept_names
 from specbatch.pipeline.inputs.limited import KilledError, LimitedProcess, LimitError
 from specbatch.pipeline.inputs.parquet_child import is_list, is_text
+from specbatch.pipeline.inputs.prompt_template import check_columns, columns_of
 from specbatch.pipeline.storage.object_store import ObjectInfo
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.errors import InputError, ObjectError
@@ -363,7 +364,7 @@ class ParquetSource:
             offset += len(rows)
 
     def _raw(self, place: _Group, offset: int, found: Rows, kind: PromptKind) -> RawBatch:
-        batch, info = found.batch, place.info
+        batch, info, spec = found.batch, place.info, self._spec
 
         def column(name: str | None) -> list[Any]:
             return [None] * batch.num_rows if name is None else plain(batch.column(name))
@@ -371,10 +372,13 @@ class ParquetSource:
         rows = [
             RawRow(row_id, prompt, seed, tag, sampling=sampling)
             for row_id, prompt, seed, tag, sampling in zip(
-                column(self._id), column(self._spec.prompt_column), column(self._spec.seed_column),
-                column(self._tag), column(self._spec.sampling_column), strict=True,
+                column(self._id), column(spec.read_prompt_column), column(spec.seed_column),
+                column(self._tag), column(spec.sampling_column), strict=True,
             )
         ]  # fmt: skip
+        cells = {name: plain_times(batch.column(name)) for name in columns_of(spec)}
+        for number, row in enumerate(rows if cells else ()):
+            row.columns = {name: values[number] for name, values in cells.items()}
         for row, sizes in found.long.items():
             name, size = next(iter(sizes.items()))
             rows[row].problem = (
@@ -386,10 +390,12 @@ class ParquetSource:
 
     def _columns(self) -> list[str]:
         spec = self._spec
-        named = [spec.prompt_column, self._id, spec.seed_column, self._tag, spec.sampling_column]
+        named = [spec.read_prompt_column, self._id, spec.seed_column, self._tag]
+        named += [spec.sampling_column, *columns_of(spec)]
         return list(dict.fromkeys(name for name in named if name is not None))
 
     def _check_columns(self, info: ObjectInfo, schema: pa.Schema) -> PromptKind:
+        check_columns(self._spec, info.uri, schema.names)
         _check_there(info, schema, self._columns())
         seed = self._spec.seed_column
         if seed and not pa.types.is_integer(schema.field(seed).type):
@@ -409,10 +415,12 @@ class ParquetSource:
                     f"column `{name}` of {info.uri} is {schema.field(name).type}; "
                     "ids and tags must be strings or numbers"
                 )
+        if self._spec.read_prompt_column is None:
+            return "messages" if self._spec.writes_messages else "text"
         prompt = schema.field(self._spec.prompt_column)
-        kind = prompt_kind(prompt.type, self._spec.prompt_kind)
+        wanted = "text" if self._spec.system is not None else self._spec.prompt_kind
+        kind = prompt_kind(prompt.type, wanted)
         if kind is None:
-            wanted = self._spec.prompt_kind
             accepted = "; or ".join(_ACCEPTED.values()) if wanted == "auto" else _ACCEPTED[wanted]
             raise InputError(
                 f"column `{prompt.name}` of {info.uri} is {prompt.type}; accepted: {accepted}"
@@ -556,6 +564,30 @@ def plain(column: pa.Array) -> list[Any]:
             return [_nested(item) for item in column]
         values = column.cast(pa.binary()).to_pylist()
     return [_text(value) if isinstance(value, bytes) else value for value in values]
+
+
+def plain_times(column: pa.Array) -> list[Any]:
+    """The same as `plain` for a column of any type. Times are in microseconds, as Python has them,
+    and those with a zone in UTC, whose names need no files of this machine."""
+    kind = _in_microseconds(column.type)
+    return plain(column if kind == column.type else column.cast(kind, safe=False))
+
+
+def _in_microseconds(kind: pa.DataType) -> pa.DataType:
+    """The type with other units and zones of times, in lists and structs too."""
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", "UTC" if kind.tz else None)
+    if pa.types.is_time64(kind):
+        return pa.time64("us")
+    if pa.types.is_duration(kind):
+        return pa.duration("us")
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_in_microseconds(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_in_microseconds(kind.value_type)))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(_in_microseconds(kind.value_type)))
+    return kind
 
 
 def _text(value: bytes) -> str | bytes:

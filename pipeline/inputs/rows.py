@@ -2,6 +2,8 @@
 
     code                   meaning
     null_prompt            the prompt is null or absent
+    null_column            a column that the template names is null or absent
+    template_failed        the template cannot be rendered with the row's columns
     empty_prompt           no text, or no tokens
     invalid_utf8           text bytes that are not UTF-8
     bad_json               a line (or the body) is not a JSON object
@@ -25,7 +27,7 @@ reason `length`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -42,7 +44,9 @@ from specbatch.pipeline.inputs.overrides import (
     read_column,
     read_seed,
 )
+from specbatch.pipeline.inputs.prompt_template import PromptTemplate
 from specbatch.pipeline.inputs.tokenizer import TextTokenizer, portions
+from specbatch.schemas.errors import SpecError
 from specbatch.schemas.records import PromptRow, RejectedRow
 from specbatch.schemas.seeds import derive_seed
 from specbatch.schemas.spec import JobSpec
@@ -53,6 +57,7 @@ _MAX_ID_CHARS = 512
 # the cut may differ from those of the whole text, but not half of them.
 _CHARS_PER_TOKEN = 16
 _SURELY = 2  # times the allowed number of tokens
+_CHARS_AT_ONCE = 32 << 20  # of the columns that prompts are made of
 _EXACT_BELOW = 2.0**53  # larger ids that were read as floats are not distinct
 
 
@@ -85,6 +90,13 @@ class RowChecker:
         self._most_tokens = min(context_tokens, spec.max_prompt_tokens or context_tokens)
         self._most_chars = _CHARS_PER_TOKEN * _SURELY * (self._most_tokens + 1)
         check_vocabulary(spec.sampling, vocab_size)
+        if spec.input.makes_chats and not tokenizer.has_chat_template:
+            raise SpecError(
+                f"job spec: field `input.{'system' if spec.input.system else 'template'}` makes "
+                f"chats, and the tokenizer of {tokenizer.name} has no chat template: use a model "
+                "with one, or a template of plain text"
+            )
+        self._template = PromptTemplate(spec.input) if spec.input.is_templated else None
 
     def remember(self, earlier_ids: Iterable[list[Any]]) -> int:
         """Learn the ids of rows read before a resume. Returns the number of rows."""
@@ -98,6 +110,14 @@ class RowChecker:
         self, batch: RawBatch, first_row: int, has_ids: bool = True
     ) -> list[PromptRow | RejectedRow]:
         """One result per row, in order; `first_row` is the row_index of the first."""
+        results: list[PromptRow | RejectedRow] = []
+        for part in (batch,) if self._template is None else _portions_of(batch):
+            results += self._check(part, first_row + len(results), has_ids)
+        return results
+
+    def _check(
+        self, batch: RawBatch, first_row: int, has_ids: bool
+    ) -> list[PromptRow | RejectedRow]:
         drafts = [self._draft(raw, batch, first_row + i) for i, raw in enumerate(batch.rows)]
         if has_ids:
             self._mark_duplicates(drafts, batch, first_row)
@@ -122,7 +142,10 @@ class RowChecker:
                 self._take(draft, read_body(raw.body, self._spec.sampling, self._vocab_size))
             if raw.sampling is not None:
                 self._take(draft, read_column(raw.sampling, self._spec.sampling, self._vocab_size))
-            self._read_prompt(draft, raw.prompt, batch.kind)
+            if self._template is None:
+                self._read_prompt(draft, raw.prompt, batch.kind)
+            else:
+                self._read_prompt(draft, *self._template.made(raw))
         except RowError as error:
             draft.problem = (error.code, str(error))
             draft.text = draft.ids = None
@@ -228,6 +251,21 @@ class RowChecker:
         if self._tokenizer.vocab_size > self._vocab_size and max(ids) >= self._vocab_size:
             return "bad_token_id", self._outside(max(ids))
         return None
+
+
+def _portions_of(batch: RawBatch) -> Iterator[RawBatch]:
+    """The batch in runs of rows whose columns have about `_CHARS_AT_ONCE` characters.
+
+    Rows may share a long text in memory, and their prompts do not.
+    """
+    first, chars = 0, 0
+    for row, raw in enumerate(batch.rows):
+        own = sum(len(x) for x in (raw.columns or {}).values() if isinstance(x, str))
+        if chars and chars + own > _CHARS_AT_ONCE:
+            yield batch.part(first, row)
+            first, chars = row, 0
+        chars += own
+    yield batch.part(first, len(batch.rows))
 
 
 def _is_absent(value: Any) -> bool:

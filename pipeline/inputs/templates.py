@@ -1,9 +1,9 @@
-"""Renders chats with a model's template, whatever the template does.
+"""Renders templates in a child process, whatever they do: chat templates, and what prompts use.
 
-A template comes with the model. It may loop for ever or write without end, and nothing can stop a
-thread that renders it. So a child process renders, and the kernel ends it at a limit. The limits
-are processor time and memory, thousands of times what a template needs, so that a busy machine
-refuses no row.
+A chat template comes with the model, a Jinja prompt template with the job. Either may loop for ever
+or write without end, and nothing can stop a thread that renders it. So a child process renders, and
+the kernel ends it at a limit. The limits are processor time and memory, thousands of times what a
+template needs, so that a busy machine refuses no row.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from specbatch.pipeline.inputs.contract import RowError
@@ -21,12 +23,102 @@ from specbatch.pipeline.inputs.limited import (
     limit_memory,
     limit_time,
 )
-from specbatch.schemas.errors import ModelError
+from specbatch.schemas.errors import ModelError, UsageError
 
-CHAT_SEC = 5.0  # of the processor, for one chat
+CHAT_SEC = 5.0  # of the processor, for one chat or row
 CHAT_BYTES = 512 << 20  # of memory
-MAX_CHARS = 16 << 20  # of a rendered chat
-MOST_IN_A_ROW = 3  # chats beyond a limit, before the template is at fault
+MAX_CHARS = 16 << 20  # of a rendered chat or prompt
+MOST_IN_A_ROW = 3  # chats or rows beyond a limit, before the template is at fault
+
+
+@dataclass(frozen=True, slots=True)
+class Whose:
+    """How messages speak of a template, and the error for one that nothing can be rendered with."""
+
+    short: str  # "the chat template"
+    whole: str  # the same with its owner
+    item: str  # what it renders
+    code: str  # of an item that it refuses
+    error: type[UsageError]
+    otherwise: str = ""  # what helps beside a better template
+
+
+class BrokenTemplateError(Exception):
+    """In the child: no item can be rendered with this template."""
+
+
+class LimitedTemplate:
+    """A template in a child process with limits. Safe to share between threads."""
+
+    def __init__(self, module: str, setup: Mapping[str, Any], whose: Whose) -> None:
+        """`module` has the child's `main`, which gets `setup` and calls `serve`."""
+        self._module = module
+        limits = {"sec": CHAT_SEC, "memory_bytes": CHAT_BYTES, "chars": MAX_CHARS}
+        self._setup = json.dumps({**setup, **limits}, default=_placeholder).encode()
+        self._whose = whose
+        self._child: LimitedProcess | None = None
+        self._over = 0  # items beyond a limit, one after the other
+        self._lock = threading.Lock()
+
+    def render(self, line: bytes) -> Any:
+        """What the child's `render` returns for an item, given as a line of JSON.
+
+        Raises `RowError` (`too_long`, or the template's own code) for an item that the template
+        refuses or that exceeds a limit, and the template's error if it is broken or exceeds a limit
+        with several items in a row.
+        """
+        whose = self._whose
+        with self._lock:
+            try:
+                answer = self._ask(line)
+            except LimitError as error:
+                self._child = None
+                self._over += 1
+                if self._over >= MOST_IN_A_ROW:
+                    raise whose.error(
+                        f"{whose.whole} does not end: {error}, with each of {self._over} "
+                        f"{whose.item}s; fix the template{whose.otherwise}"
+                    ) from None
+                raise RowError(
+                    whose.code, f"{whose.short} did not finish with this {whose.item}: {error}"
+                ) from None
+            return self._read(answer)
+
+    def _ask(self, line: bytes) -> dict[str, Any]:
+        if self._child is None:
+            self._child = LimitedProcess.start(self._module)
+            self._child.send(self._setup, b"\n")
+        self._child.send(line, b"\n")
+        answer: dict[str, Any] = json.loads(self._child.line())
+        return answer
+
+    def _read(self, answer: dict[str, Any]) -> Any:
+        whose = self._whose
+        if "broken" in answer:
+            raise whose.error(
+                f"{whose.whole} cannot be compiled ({answer['broken']}): fix it{whose.otherwise}"
+            )
+        if "memory" in answer:
+            self._over += 1
+            if self._over >= MOST_IN_A_ROW:
+                raise whose.error(
+                    f"{whose.whole} needs more than {CHAT_BYTES >> 20} MiB with each of "
+                    f"{self._over} {whose.item}s: fix it{whose.otherwise}"
+                )
+            raise RowError("too_long", f"{whose.short} needs more than {CHAT_BYTES >> 20} MiB")
+        self._over = 0
+        if "long" in answer:
+            raise RowError(
+                "too_long",
+                f"{whose.short} wrote {answer['long']} characters; at most {MAX_CHARS} are read",
+            )
+        if "refused" in answer:
+            raise RowError(
+                whose.code, f"the template refused the {whose.item}: {answer['refused']}"
+            )
+        if "code" in answer:
+            raise RowError(answer["code"], answer["reason"])
+        return answer["made"]
 
 
 class ChatTemplate:
@@ -34,17 +126,16 @@ class ChatTemplate:
 
     def __init__(self, template: str, names: Mapping[str, Any], model: str) -> None:
         """`names`: what the template may use beside the messages, such as `bos_token`."""
-        self._model = model
-        self._setup = {
-            "template": template,
-            "names": dict(names),
-            "sec": CHAT_SEC,
-            "memory_bytes": CHAT_BYTES,
-            "chars": MAX_CHARS,
-        }
-        self._child: LimitedProcess | None = None
-        self._over = 0  # chats beyond a limit, one after the other
-        self._lock = threading.Lock()
+        whose = Whose(
+            "the chat template",
+            f"the chat template of model `{model}`",
+            "chat",
+            "bad_messages",
+            ModelError,
+            ", or use text prompts",
+        )
+        setup = {"template": template, "names": dict(names)}
+        self._limited = LimitedTemplate(__name__, setup, whose)
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """A chat, ready for the assistant's answer.
@@ -53,56 +144,8 @@ class ChatTemplate:
         that exceeds a limit, and `ModelError` for a template that is broken or that exceeds a limit
         with several chats in a row.
         """
-        with self._lock:
-            try:
-                answer = self._ask(messages)
-            except LimitError as error:
-                self._child = None
-                self._over += 1
-                if self._over >= MOST_IN_A_ROW:
-                    raise ModelError(
-                        f"the chat template of model `{self._model}` does not end: {error}, with "
-                        f"each of {self._over} chats; fix the template, or use text prompts"
-                    ) from None
-                raise RowError(
-                    "bad_messages", f"the chat template did not finish with this chat: {error}"
-                ) from None
-            return self._text(answer)
-
-    def _ask(self, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         line = json.dumps(list(messages), default=_placeholder).encode()
-        if self._child is None:
-            self._child = LimitedProcess.start(__name__)
-            self._child.send(json.dumps(self._setup, default=_placeholder).encode(), b"\n")
-        self._child.send(line, b"\n")
-        answer: dict[str, Any] = json.loads(self._child.line())
-        return answer
-
-    def _text(self, answer: dict[str, Any]) -> str:
-        if "broken" in answer:
-            raise ModelError(
-                f"the chat template of model `{self._model}` cannot be compiled "
-                f"({answer['broken']}): fix it, or use text prompts"
-            )
-        if "memory" in answer:
-            self._over += 1
-            if self._over >= MOST_IN_A_ROW:
-                raise ModelError(
-                    f"the chat template of model `{self._model}` needs more than "
-                    f"{CHAT_BYTES >> 20} MiB with each of {self._over} chats: fix it, or use text "
-                    "prompts"
-                )
-            raise RowError("too_long", f"the chat template needs more than {CHAT_BYTES >> 20} MiB")
-        self._over = 0
-        if "long" in answer:
-            raise RowError(
-                "too_long",
-                f"the chat template wrote {answer['long']} characters; at most {MAX_CHARS} "
-                "are read",
-            )
-        if "refused" in answer:
-            raise RowError("bad_messages", f"the template refused the chat: {answer['refused']}")
-        return str(answer["text"])
+        return str(self._limited.render(line))
 
 
 def _placeholder(value: Any) -> str:
@@ -112,37 +155,55 @@ def _placeholder(value: Any) -> str:
 
 # --- in the child -------------------------------------------------------------------------------
 def main() -> None:
-    """Render chats in a process of its own: a line in, a line out.
-
-    The first line holds the template and its names, every other line a chat. The sandbox of
-    transformers limits what a template may touch, but neither its loops nor its output.
-    """
+    """Render chats. The sandbox of transformers limits what a template may touch, but neither its
+    loops nor its output."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
+    serve(lambda setup: partial(_chat, render_jinja_template, setup))
+
+
+def serve(prepared: Callable[[dict[str, Any]], Callable[[Any], Any]]) -> None:
+    """Answer in a process of its own: a line in, a line out.
+
+    The first line is the setup, every other line an item in JSON. `prepared` makes of the setup
+    what renders an item, which must not compile the template before the first item is there: then
+    the limits hold.
+    """
     setup = json.loads(sys.stdin.buffer.readline())
     limit_memory(setup["memory_bytes"])
+    render = prepared(setup)
     for line in sys.stdin.buffer:
         limit_time(setup["sec"])
-        answer = _answer(render_jinja_template, setup, json.loads(line))
+        answer = _answer(render, json.loads(line), setup["chars"])
         limit_time(0)
         sys.stdout.buffer.write(answer + b"\n")
         sys.stdout.buffer.flush()
 
 
-def _answer(render: Any, setup: dict[str, Any], chat: list[dict[str, Any]]) -> bytes:
+def _chat(render: Any, setup: dict[str, Any], chat: list[dict[str, Any]]) -> str:
+    texts, _ = render(
+        [chat], chat_template=setup["template"], add_generation_prompt=True, **setup["names"]
+    )
+    return str(texts[0])
+
+
+def _answer(render: Callable[[Any], Any], item: Any, most_chars: int) -> bytes:
     try:
-        texts, _ = render(
-            [chat], chat_template=setup["template"], add_generation_prompt=True, **setup["names"]
-        )
-        if len(texts[0]) > setup["chars"]:
-            return json.dumps({"long": len(texts[0])}).encode()
-        return json.dumps({"text": texts[0]}).encode()
+        made = render(item)
+        size = len(made) if isinstance(made, str) else sum(map(len, made))
+        if size > most_chars:
+            return json.dumps({"long": size}).encode()
+        return json.dumps({"made": made}).encode()
     except MemoryError:
         return b'{"memory": true}'
+    except RowError as error:
+        return json.dumps({"code": error.code, "reason": str(error)[:500]}).encode()
     except Exception as error:  # templates raise whatever Jinja and Python do
         first = str(error).strip().partition("\n")[0] or type(error).__name__
-        kind = "broken" if type(error).__name__ == "TemplateSyntaxError" else "refused"
-        return json.dumps({kind: first[:500]}).encode()
+        is_broken = isinstance(error, BrokenTemplateError) or (
+            type(error).__name__ == "TemplateSyntaxError"  # of jinja2
+        )
+        return json.dumps({"broken" if is_broken else "refused": first[:500]}).encode()
 
 
 if __name__ == "__main__":

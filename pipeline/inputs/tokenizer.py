@@ -67,13 +67,17 @@ class TextTokenizer:
                 result.extend(self._tokenizer(part, add_special_tokens=special)["input_ids"])
         return result
 
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(getattr(self._tokenizer, "chat_template", None))
+
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """A chat as the model's template writes it, ready for the assistant's answer.
 
         Raises `RowError` (`no_chat_template`, or what `ChatTemplate.render` says), and
         `ModelError` for a template that no chat can be rendered with.
         """
-        if not getattr(self._tokenizer, "chat_template", None):
+        if not self.has_chat_template:
             raise RowError(
                 "no_chat_template",
                 f"the tokenizer of {self.name} has no chat template; use text prompts, or a model "
@@ -92,6 +96,12 @@ class TextTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, without special tokens."""
         return self.decode_batch([ids])[0]
+
+    def shown(self, ids: Sequence[int]) -> str:
+        """Text of token ids, special tokens included: what the model reads."""
+        if self._backend is not None:
+            return cast("str", self._backend.decode(list(ids), skip_special_tokens=False))
+        return cast("str", self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]:
         if self._backend is not None:

@@ -123,7 +123,7 @@ def gather(
         ),
         failed_groups_total=len(unfinished),
         audits=tuple(store.audits(job.job_id)),
-        versions=_versions(store, job),
+        versions=_versions(store, job, texts.templates()),
         devices=_devices(store.sessions(job.job_id)),
         samples=shown,
     )
@@ -192,8 +192,11 @@ def _failed(
     )
 
 
-def _versions(store: Store, job: JobRow) -> tuple[tuple[str, str], ...]:
-    """What decided the output and identifies it. Includes only the spec's values without text."""
+def _versions(
+    store: Store, job: JobRow, templates: Sequence[tuple[str, str]]
+) -> tuple[tuple[str, str], ...]:
+    """What decided the output and identifies it. Includes only the spec's values without text, and
+    its `templates` as far as they may be shown."""
     spec: dict[str, Any] = dict(job.spec)
     sampling, engine = spec.get("sampling") or {}, spec.get("engine") or {}
     speculation = spec.get("speculation") or {}
@@ -213,6 +216,7 @@ def _versions(store: Store, job: JobRow) -> tuple[tuple[str, str], ...]:
         ("seed", sampling.get("seed")),
         ("most tokens", sampling.get("max_tokens")),
         ("samples per prompt", sampling.get("n")),
+        *templates,
         ("input format", report.get("input_format")),
         ("output", job.output_uri),
         ("privacy", job.privacy.value),

@@ -110,6 +110,12 @@ class Texts:
         words = asked.strictness <= job.privacy.strictness
         return cls(store, settings, job, hidden, words, pieces)
 
+    def templates(self) -> list[tuple[str, str]]:
+        """What the prompts are made with, by name."""
+        if self.hidden is not None:
+            return []
+        return Privacy.of_settings(self.settings).templates(self.job)
+
     def outlier(self, row: RowFigures) -> ShownRow:
         shown = ShownRow(row, row.tag if self.words else None)
         record = self._record(row) if self.hidden is None else None

@@ -13,12 +13,14 @@ from specbatch.pipeline.privacy.retention import KEEP_ALL, HashOnly, Redacted, T
 from specbatch.schemas.encryption import SETTING, Cipher
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.privacy import SEALED, PrivacyMode
+from specbatch.schemas.prompt_places import in_brief
 from specbatch.schemas.records import JobRow, NewJob
 from specbatch.schemas.settings import Settings
 
 # Fields of a spec: token ids, which text can be made of, and plain configuration.
 _TOKEN_FIELDS = ("stop_token_ids", "logit_bias", "bad_token_ids", "bad_words")
 _BY_TAG = ("tag_depths", "routes")
+_TEMPLATES = ("template", "system")
 _SHOWN = ("input", "output", "verifier", "proposer", "engine", "tenant", "priority")
 
 
@@ -104,6 +106,13 @@ class Privacy:
         """The part of a message about the job that may be stored. Needs no key."""
         return self._policies[job.privacy].words(message)
 
+    def templates(self, job: JobRow) -> list[tuple[str, str]]:
+        """What a job's prompts are made with, in brief, as far as it may be shown. Needs no key."""
+        mode = max(job.privacy, self.mode_of(job.tenant), key=lambda mode: mode.strictness)
+        if mode is PrivacyMode.HASH_ONLY:
+            return []
+        return in_brief(job.spec, str if mode.is_full else self.redactor.redacted)
+
     def row_id(self, job: JobRow, row_id: str) -> str:
         """The row id as the store has it, for an id that was read from a file."""
         return self.text_policy(job).row_id(row_id)
@@ -136,6 +145,8 @@ def _shown(spec: Mapping[str, Any], policy: TextPolicy, redactor: Redactor) -> d
     shown = {
         name: value if name in _SHOWN else _marked(value, redactor) for name, value in spec.items()
     }
+    inputs = dict(shown.get("input") or {})
+    inputs |= {name: policy.tag(inputs[name]) for name in _TEMPLATES if name in inputs}
     asked = spec.get("sampling") or {}
     sampling = dict(shown.get("sampling") or {})
     sampling |= {name: [] for name in _TOKEN_FIELDS if name in sampling}
@@ -144,7 +155,8 @@ def _shown(spec: Mapping[str, Any], policy: TextPolicy, redactor: Redactor) -> d
     for name in _BY_TAG:
         pairs = (spec.get("speculation") or {}).get(name) or ()
         speculation[name] = [[policy.tag(tag), value] for tag, value in pairs]
-    return {**shown, "sampling": sampling, "speculation": speculation, SEALED: True}
+    parts = {"input": inputs, "sampling": sampling, "speculation": speculation}
+    return {**shown, **parts, SEALED: True}
 
 
 def _marked(value: Any, redactor: Redactor) -> Any:

@@ -176,3 +176,19 @@ def test_integers_have_one_type_whether_rows_failed_or_not() -> None:
         for row in ({"text": "A", "seed": 1}, {"error": "e", "finish_reason": "error"})
     ]
     assert dict(kinds[0]) == dict(kinds[1])
+
+
+# --- templates -------------------------------------------------------------------------------
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_columns_of_a_template_are_written(library: str) -> None:
+    frame = frame_of(library, {"title": ["a"], "body": ["b"], "prompt": ["c"], "more": ["d"]})
+    spec = InputSpec(uri="x", template="{title}: {body}")
+    check_frame(frame, spec)
+    assert columns_for(frame, spec) == ["title", "body"]
+
+
+def test_a_column_that_a_template_names_must_be_there() -> None:
+    frame = frame_of("pandas", {"body": ["b"]})
+    with pytest.raises(InputError) as told:
+        check_frame(frame, InputSpec(uri="x", template="{bodi}"))
+    assert "data has no column `bodi` (did you mean `body`?)" in str(told.value)

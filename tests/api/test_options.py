@@ -23,7 +23,8 @@ from specbatch.schemas.errors import SpecError, UsageError
 from specbatch.schemas.spec import JobSpec
 
 PLACES = {"input", "output"}  # `data` and `output` of the functions
-SHELL_ONLY = {"stop_token_id"}  # repeated, it is one list of stop_token_ids
+# Repeated, the first is one list of stop_token_ids; the second is a template in a file.
+SHELL_ONLY = {"stop_token_id", "template_file"}
 # What the command does, not what the job does.
 ABOUT_THE_COMMAND = {
     *("spec_file", "local", "wait", "timeout", "dry_run", "tokens_per_sec", "json"),
@@ -40,6 +41,7 @@ VALUES: dict[str, Any] = {
     "max_depth": 8, "history_tokens": 10, "verification": "rejection", "dtype": "float32",
     "exactness": "fast", "group_size": 3, "name": "nightly", "tenant": "us", "priority": "high",
     "deadline_sec": 5.0, "budget_usd": 1.0, "notify": ["ops"],
+    "template": "{{ a }}", "template_kind": "jinja", "system": "Be {kind}.",
 }  # fmt: skip
 
 
@@ -61,7 +63,8 @@ def test_the_options_are_those_of_the_command() -> None:
 
 @pytest.mark.parametrize("name", sorted(SpecOptions.__annotations__))
 def test_an_option_reaches_its_field(name: str) -> None:
-    given = {"verifier": "owner/big", "proposer": "owner/small", name: VALUES[name]}
+    needs = {"template": VALUES["template"]} if name == "template_kind" else {}
+    given = {"verifier": "owner/big", "proposer": "owner/small", **needs, name: VALUES[name]}
     spec = spec_of(asked(None, None, given, RunOptions), "in.parquet", "out")
     assert field(spec, FIELD_OF[name]) == VALUES[name]
 

@@ -317,3 +317,14 @@ def test_the_threads_of_a_job_end_with_it(folder: Path, job: Options) -> None:
     specbatch.run(pd.DataFrame({"prompt": ["b"]}), **job)
     assert {thread.name for thread in threading.enumerate()} <= before | {"waiting"}
     assert os.getpid()
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_template_makes_the_prompts_of_a_frame(job: Options) -> None:
+    frame = pd.DataFrame({"name": ["area", None], "arguments": ["width, height", "x"]})
+    with pytest.warns(specbatch.RowsFailedWarning):
+        done = specbatch.run(frame, template="def {name}({arguments}):", **job)
+    whole = pd.DataFrame({"prompt": ["def area(width, height):"]})
+    assert done["text"][0] == specbatch.run(whole, **job)["text"][0]
+    assert "null_column" in done["error"][1]
+    assert list(done["arguments"]) == list(frame["arguments"])

@@ -88,6 +88,15 @@ WRONG = {
     "path": (["--input", "nope.parquet"], "nope.parquet does not exist"),
     "column": (["--prompt-column", "p"], "no column `p`"),
     "field": (["--input", "lines.jsonl", "--prompt-column", "p"], "no field `p`"),
+    "template": (["--template", "{promt}"], "no column `promt` (did you mean `prompt`?)"),
+    "template of fields": (
+        ["--input", "lines.jsonl", "--template", "{promt}"],
+        "no field `promt` (did you mean `prompt`?)",
+    ),
+    "jinja": (
+        ["--input", "lines.jsonl", "--template", "{{ promt }}", "--template-kind", "jinja"],
+        "no field `promt` (did you mean `prompt`?)",
+    ),
     "format": (["--format", "csv"], "'csv'"),
     "model": (["--verifier", "./nowhere"], "nowhere` does not exist"),
     "no model": (["--verifier", "."], "has no config.json"),
@@ -111,6 +120,15 @@ def test_a_slip_is_answered_before_anything_slow_is_imported(
     given = ["--input", "prompts.parquet", "--output", "out", "--verifier", "owner/model", *flags]
     arguments = ["submit-job", *given, *filter(None, [mode])]
     assert not SLOW & imported_by(folder, *arguments, code=2, said=said)
+
+
+@pytest.mark.parametrize("name", ["field", "template of fields", "jinja"])
+def test_a_slip_in_jsonl_needs_no_arrow(folder: Path, name: str) -> None:
+    (folder / "lines.jsonl").write_text('{"prompt": "a"}\n')
+    flags, said = WRONG[name]
+    arguments = ["submit-job", *flags, "--output", "out", "--verifier", "owner/model"]
+    imported = imported_by(folder, *arguments, code=2, said=said)
+    assert not (SLOW | ARROW | {"jinja2"}) & imported
 
 
 def test_a_job_is_submitted_shown_cancelled_and_retried_without_engine(

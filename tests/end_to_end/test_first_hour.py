@@ -13,7 +13,6 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,7 +69,7 @@ def clean_environment() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Desk:
     """specbatch from wheels, in an environment of its own."""
     home = tmp_path_factory.mktemp("first-hour")
     wheels, environment, folder = home / "wheels", home / "venv", home / "work"
@@ -98,7 +97,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
         csv.writer(file).writerows(
             [("id", "body"), *((f"m{n}", f"def f{n}(x):") for n in range(MANY))]
         )
-    yield Desk(python, folder, f"{models}/verifier", f"{models}/draft")
+    return Desk(python, folder, f"{models}/verifier", f"{models}/draft")
 
 
 def test_the_installation_tells_its_version_and_what_the_machine_can_do(desk: Desk) -> None:

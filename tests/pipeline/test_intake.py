@@ -121,6 +121,33 @@ def test_another_worker_goes_on_from_the_cursor(store: Store, uri: Path, tmp_pat
     assert table["id"].to_pylist() == [f"row-{i}" for i in range(GROUPS * 4)]
 
 
+@pytest.mark.parametrize(
+    ("kind", "template"),
+    [("simple", "Row {id}: {prompt}"), ("jinja", "Row {{ id }}: {{ prompt | upper }}")],
+)
+def test_templated_rows_are_the_same_after_an_interruption(
+    store: Store, uri: Path, tmp_path: Path, kind: str, template: str
+) -> None:
+    """The reading of another worker renders what is left as the first one would have done."""
+    inputs = {"uri": str(uri), "template": template, "template_kind": kind}
+    with one_thread(store, tmp_path, max_open_groups=4) as first:
+        job_id = first.submit(uri, tmp_path / "disturbed", input=inputs).job_id
+        first.run(most=1)
+        assert first.client.job(job_id).paused
+        with one_thread(store, tmp_path, max_open_groups=4) as second:
+            second.messages.extend(first.messages)
+            run(second, job_id)
+    with one_thread(store, tmp_path) as bed:
+        run(bed, bed.submit(uri, tmp_path / "undisturbed", input=inputs).job_id)
+    disturbed, undisturbed = (
+        read_output(str(tmp_path / name)).drop_columns(["cost_usd", "acceptance_rate"])
+        for name in ("disturbed", "undisturbed")
+    )
+    assert disturbed == undisturbed
+    wanted = [f"Row row-{i}: {'prompt' if kind == 'simple' else 'PROMPT'} {i}" for i in range(80)]
+    assert undisturbed["prompt_tokens"].to_pylist() == [len(text) for text in wanted]
+
+
 def test_of_many_readings_that_pause_the_oldest_are_forgotten(
     store: Store, uri: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

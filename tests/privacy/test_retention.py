@@ -131,7 +131,11 @@ def test_an_order_is_shown_without_its_texts_and_pinned_to_its_mode() -> None:
         {
             "name": f"of {MAIL}",
             "tenant": "clinic",
-            "input": {"uri": "s3://bucket/in"},
+            "input": {
+                "uri": "s3://bucket/in",
+                "template": f"As Anna or {MAIL}: {{body}}",
+                "system": f"Ask {MAIL}.",
+            },
             "output": {"uri": "s3://bucket/out"},
             "verifier": "big",
             "proposer": "small",
@@ -147,10 +151,18 @@ def test_an_order_is_shown_without_its_texts_and_pinned_to_its_mode() -> None:
         assert MAIL not in said
         assert kept.spec["sampling"]["max_tokens"] == 7
         assert kept.spec["sampling"]["bad_words"] == []
-        assert kept.spec["input"] == spec["input"]
+        templates = {name: kept.spec["input"][name] for name in ("template", "system")}
+        assert kept.spec["input"] == spec["input"] | templates
+        if mode is PrivacyMode.REDACTED:
+            assert list(templates.values()) == ["As Anna or [EMAIL]: {body}", "Ask [EMAIL]."]
+        else:
+            assert [len(text) for text in templates.values()] == [32, 32]
         assert ("Anna" in said) is (mode is PrivacyMode.REDACTED)
         stored, _ = sqlite_store().create_job(kept)
         assert stored.spec == spec
+        shown = dict(privacy(mode).templates(stored))
+        assert shown == (templates if mode is PrivacyMode.REDACTED else {})
+        assert privacy(PrivacyMode.FULL).templates(stored) == list(shown.items())
     assert privacy(PrivacyMode.FULL).as_stored(order) is order
 
 

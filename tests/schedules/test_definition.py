@@ -144,6 +144,12 @@ def test_nothing_is_executed(expression: str) -> None:
         filled({"a": f"x{{{{ {expression} }}}}"}, {"date": "2026-01-01"}, "")
 
 
+def test_templates_keep_braces_of_their_own() -> None:
+    inputs = {"uri": "{{ date }}/*.parquet", "template": "{{ title }}", "system": "{{x}} {date}"}
+    found = filled({"input": inputs}, {"date": "2026-01-31"}, "job")
+    assert found == {"input": {**inputs, "uri": "2026-01-31/*.parquet"}}
+
+
 def test_values_are_put_in_once() -> None:
     assert filled(["{{ a }} {{ b }}"], {"a": "{{ b }}", "b": "x"}, "") == ["{{ b }} x"]
 

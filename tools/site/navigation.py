@@ -15,6 +15,7 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             *("install", "python", "nightly-s3", "schedules", "airflow", "dagster"),
             *("workers", "observing"),
             *(
+                "templates",
                 "openai-batch",
                 "vllm-run-batch",
                 "proposer",
