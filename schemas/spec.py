@@ -180,9 +180,15 @@ Weights = Literal["as-is", "int8", "fp8"]
 class InputSpec(Part):
     """Where prompts come from, and what the columns mean."""
 
-    uri: Uri = Field(min_length=1, description="file, folder, glob or s3:// of Parquet or JSONL")
-    format: Literal["auto", "parquet", "jsonl", "openai"] = Field(
-        default="auto", description="openai: a batch file of custom_id and body.messages"
+    uri: Uri = Field(
+        min_length=1, description="file, folder, glob or s3:// of Parquet, Arrow, CSV or JSONL"
+    )
+    format: Literal["auto", "parquet", "arrow", "csv", "jsonl", "openai"] = Field(
+        default="auto",
+        description="csv: TSV too; openai: a batch file of custom_id and body.messages",
+    )
+    delimiter: str | None = Field(
+        default=None, description="of CSV; default: a tab in .tsv files, else a comma"
     )
     prompt_column: str = Field(default="prompt", min_length=1, description="column with the prompt")
     prompt_kind: Literal["auto", "text", "token_ids", "messages"] = Field(
@@ -196,6 +202,14 @@ class InputSpec(Part):
     sampling_column: str | None = Field(
         default=None, description="a row's own sampling values: a struct, an object or JSON text"
     )
+
+    @field_validator("delimiter")
+    @classmethod
+    def _one_character(cls, value: str | None) -> str | None:
+        value = "\t" if value == r"\t" else value  # as a shell passes it
+        if value is not None and (len(value) != 1 or not value.isascii() or value in '"\r\n\0'):
+            raise ValueError("should be one ASCII character, and neither a quote nor a line end")
+        return value
 
     @model_validator(mode="after")
     def _bodies_carry_their_own(self) -> InputSpec:

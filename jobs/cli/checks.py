@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbatch.jobs.cli.console import remark
-from specbatch.pipeline.inputs.jsonl import JsonlSource
-from specbatch.pipeline.inputs.sources import find_files
+from specbatch.pipeline.inputs.sources import find_files, text_source
 from specbatch.pipeline.storage.objects import Objects, tidy
 from specbatch.schemas.errors import InputError, JobNotFoundError, ObjectError, UsageError
 from specbatch.schemas.extras import require_engine_extra
@@ -79,7 +78,7 @@ def tell_beyond_context(spec: JobSpec, context_tokens: int | None) -> None:
 def check_input_here(spec: InputSpec, may_be_empty: bool = False) -> None:
     """Raise `InputError` for a local input that is missing, damaged or empty or lacks a column.
 
-    It looks into the first lines of JSONL files and at the footers of Parquet files.
+    It looks into the first rows of files of text and at the footers of Parquet files.
     `may_be_empty` accepts an input without rows.
     """
     if "://" in tidy(spec.uri):
@@ -90,7 +89,7 @@ def check_input_here(spec: InputSpec, may_be_empty: bool = False) -> None:
         if name == "parquet":
             has_rows = _check_parquet([Path(file.uri) for file in files], spec)
         else:
-            source = JsonlSource(spec, objects, files, name)
+            source = text_source(spec, objects, files, name)
             source.check()
             has_rows = not source.is_empty()
     except ObjectError as error:

@@ -19,6 +19,7 @@ def submit_job(
     spec_file: o.SpecFile = None,
     input: o.Input = None,
     format: o.Format = None,
+    delimiter: o.Delimiter = None,
     prompt_column: o.PromptColumn = None,
     prompt_kind: o.PromptKind = None,
     id_column: o.IdColumn = None,
@@ -78,8 +79,8 @@ def submit_job(
     flags: dict[str, Any] = {
         "name": name, "tenant": tenant, "priority": priority,
         "deadline_sec": deadline_sec, "budget_usd": budget_usd, "notify": notify or None,
-        "input.uri": input, "input.format": format, "input.prompt_column": prompt_column,
-        "input.prompt_kind": prompt_kind, "input.id_column": id_column,
+        "input.uri": input, "input.format": format, "input.delimiter": delimiter,
+        "input.prompt_column": prompt_column, "input.prompt_kind": prompt_kind, "input.id_column": id_column,
         "input.seed_column": seed_column, "input.sampling_column": sampling_column,
         "output.uri": output, "output.format": output_format, "output.keep_columns": keep_columns,
         "verifier": verifier, "proposer": proposer,

@@ -31,7 +31,7 @@ from specbatch.pipeline.inputs.contract import (
     as_input_error,
     files_from,
 )
-from specbatch.pipeline.inputs.kept import kept_names
+from specbatch.pipeline.inputs.kept import check_there, common_schema
 from specbatch.pipeline.inputs.limited import KilledError, LimitedProcess, LimitError
 from specbatch.pipeline.inputs.parquet_child import is_list, is_text
 from specbatch.pipeline.storage.object_store import ObjectInfo
@@ -262,17 +262,12 @@ class ParquetSource:
                 return
 
     def kept_schema(self, wanted: Sequence[str] | None) -> pa.Schema:
-        first: pa.Schema | None = None
+        return common_schema(self._schemas(), wanted, self._id)
+
+    def _schemas(self) -> Iterator[tuple[ObjectInfo, pa.Schema]]:
         for info in self.files:
             with self._open(info) as (_, facts):
-                names = kept_names(facts.schema.names, wanted, self._id)
-                _check_there(info, facts.schema, names)
-                found = _fields(facts.schema, names)
-            first = found if first is None else first
-            if not found.equals(first):
-                raise InputError(_unlike(self.files[0], first, info, found))
-        assert first is not None, "an input has files"
-        return first
+                yield info, facts.schema
 
     def kept_rows(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         for info in self.files:
@@ -390,7 +385,7 @@ class ParquetSource:
         return list(dict.fromkeys(name for name in named if name is not None))
 
     def _check_columns(self, info: ObjectInfo, schema: pa.Schema) -> PromptKind:
-        _check_there(info, schema, self._columns())
+        check_there(info, schema.names, self._columns())
         seed = self._spec.seed_column
         if seed and not pa.types.is_integer(schema.field(seed).type):
             raise InputError(
@@ -472,32 +467,6 @@ class _Group:
 
     def __str__(self) -> str:
         return f"row group {self.number} of {self.info.uri}"
-
-
-def _check_there(info: ObjectInfo, schema: pa.Schema, names: Sequence[str]) -> None:
-    for name in names:
-        if name not in schema.names:
-            raise InputError(
-                f"{info.uri} has no column `{name}`; its columns are {', '.join(schema.names)}"
-            )
-        if schema.names.count(name) > 1:
-            raise InputError(f"{info.uri} has several columns `{name}`; rename all but one")
-
-
-def _fields(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
-    """These columns with their types; any may be null in the output."""
-    fields = (schema.field(name) for name in names)
-    return pa.schema([pa.field(field.name, field.type) for field in fields])
-
-
-def _unlike(first: ObjectInfo, one: pa.Schema, second: ObjectInfo, other: pa.Schema) -> str:
-    """Says how the columns of two files differ."""
-    if one.names != other.names:
-        how = f"{', '.join(one.names)} in {first.uri}, and {', '.join(other.names)} in {second.uri}"
-        return f"output.keep_columns cannot keep all: columns are {how}; name those to keep"
-    name = next(n for n in one.names if one.field(n).type != other.field(n).type)
-    types = f"{one.field(name).type} in {first.uri}, and {other.field(name).type} in {second.uri}"
-    return f"column `{name}` cannot be kept: it is {types}; make them the same, or leave it out"
 
 
 def _kept(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
@@ -15,7 +15,10 @@ from specbatch.pipeline.inputs.contract import (
     Source,
     as_input_error,
 )
+from specbatch.pipeline.inputs.delimited import CsvSource
 from specbatch.pipeline.inputs.folders import (
+    format_of,
+    formats_of,
     is_glob,
     is_hidden,
     local_files,
@@ -24,6 +27,8 @@ from specbatch.pipeline.inputs.folders import (
     split_glob,
     wanted_suffixes,
 )
+from specbatch.pipeline.inputs.jsonl import JsonlSource
+from specbatch.pipeline.inputs.text_files import BOM, GZIP, open_text, reading
 from specbatch.pipeline.storage.object_store import ObjectInfo
 from specbatch.pipeline.storage.objects import Objects, tidy
 from specbatch.schemas.errors import InputError, ObjectError
@@ -40,15 +45,27 @@ def open_source(spec: InputSpec, objects: Objects, memory_bytes: int = READER_BY
         from specbatch.pipeline.inputs.parquet import ParquetSource
 
         return ParquetSource(spec, objects, files, memory_bytes)
-    from specbatch.pipeline.inputs.jsonl import JsonlSource
+    return text_source(spec, objects, files, name)
 
+
+def text_source(
+    spec: InputSpec, objects: Objects, files: list[ObjectInfo], name: Format
+) -> CsvSource | JsonlSource:
+    """The reader of files of text, which needs no pyarrow. Raises `InputError`."""
+    if name == "csv":
+        return CsvSource(spec, objects, files)
     return JsonlSource(spec, objects, files, name)
 
 
 def find_files(spec: InputSpec, objects: Objects) -> tuple[list[ObjectInfo], Format]:
     """The input's files and their format. Raises as `open_source` does; needs no pyarrow."""
     files = _find(spec, objects)
-    return files, _format(spec, files, objects)
+    name = _format(spec, files, objects)
+    if spec.delimiter is not None and name != "csv":
+        raise InputError(
+            f"input.delimiter is for CSV files, and {files[0].uri} is {name}; leave it out"
+        )
+    return files, name
 
 
 # --- finding files ------------------------------------------------------------------------------
@@ -104,11 +121,13 @@ def _folder(uri: str, spec: InputSpec, listed: list[ObjectInfo]) -> list[ObjectI
     if not found:
         raise _nothing_at(spec.uri, uri)
     if not files:
-        names = " or ".join(f"*{suffix}" for suffix in wanted)
+        *most, last = (f"*{suffix}" for suffix in wanted if not suffix.endswith(GZIP))
+        names = f"{', '.join(most)} or {last}" if most else last
         raise InputError(f"input folder {spec.uri} holds no {names} files")
-    if len({info.uri.rpartition(".")[2] for info in files}) > 1:
+    kinds = formats_of(info.uri for info in files)
+    if spec.format == "auto" and len(kinds) > 1:
         raise InputError(
-            f"input folder {spec.uri} holds both Parquet and JSONL; set input.format to choose"
+            f"input folder {spec.uri} holds {' and '.join(kinds)} files; set input.format to choose"
         )
     return files
 
@@ -141,17 +160,19 @@ def _glob_pattern(glob: str) -> re.Pattern[str]:
 def _format(spec: InputSpec, files: list[ObjectInfo], objects: Objects) -> Format:
     if spec.format != "auto":
         return spec.format
-    try:
-        with objects.open(files[0].uri) as file:
-            head = file.read(4)
-            if files[0].uri.endswith(".parquet") or head == b"PAR1":
-                return "parquet"
-            file.seek(0)
-            line = _first_line(file)
-    except ObjectError as error:
-        raise as_input_error(error) from error
-    if line is None and not files[0].uri.endswith(".jsonl"):
-        raise InputError(f"{files[0].uri} is neither Parquet nor JSONL; set input.format if it is")
+    first = files[0]
+    if (said := format_of(first.uri)) is not None:
+        return cast(Format, said)
+    with reading(first), open_text(objects, first) as file:
+        head = file.read(4)
+        if head == b"PAR1":
+            return "parquet"
+        file.seek(0)
+        line = _first_line(file)
+    if line is None and not first.uri.endswith(wanted_suffixes("jsonl")):
+        raise InputError(
+            f"{first.uri} is neither Parquet nor JSONL; set input.format if it is, or is CSV"
+        )
     return "openai" if line and "custom_id" in line and "body" in line else "jsonl"
 
 
@@ -160,7 +181,7 @@ def _first_line(file: Any) -> dict[str, Any] | None:
     while line and not line.strip():
         line = file.readline(BYTES_PER_BATCH)
     try:
-        value = orjson.loads(line.removeprefix(b"\xef\xbb\xbf"))
+        value = orjson.loads(line.removeprefix(BOM))
     except orjson.JSONDecodeError:
         return None
     return value if isinstance(value, dict) else None
