@@ -42,9 +42,9 @@ def open_source(spec: InputSpec, objects: Objects, memory_bytes: int = READER_BY
     """
     files, name = find_files(spec, objects)
     if name == "parquet":
-        from specbatch.pipeline.inputs.parquet import ParquetSource
+        from specbatch.pipeline.inputs.columnar import ColumnarSource
 
-        return ParquetSource(spec, objects, files, memory_bytes)
+        return ColumnarSource(spec, objects, files, memory_bytes)
     return text_source(spec, objects, files, name)
 
 

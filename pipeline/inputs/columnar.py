@@ -1,6 +1,6 @@
 """Reads rows of Parquet files, one row group at a time and only the needed columns.
 
-A process with limits (`parquet_child.py`) decodes them, whatever the size of the file or of a row
+A process with limits (`columnar_child.py`) decodes them, whatever the size of the file or of a row
 group. If a batch exceeds the limits the reader asks for fewer rows; rows that fail even one by one
 are quarantined. The work id of a row is (file version, row group, row).
 """
@@ -33,7 +33,7 @@ from specbatch.pipeline.inputs.contract import (
 )
 from specbatch.pipeline.inputs.kept import check_there, common_schema
 from specbatch.pipeline.inputs.limited import KilledError, LimitedProcess, LimitError
-from specbatch.pipeline.inputs.parquet_child import is_list, is_text
+from specbatch.pipeline.inputs.columnar_child import is_list, is_text
 from specbatch.pipeline.storage.object_store import ObjectInfo
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.errors import InputError, ObjectError
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 GROWN_SHARE = 8  # a process that still holds more than this part of its memory is not reused
 
-_CHILD = "specbatch.pipeline.inputs.parquet_child"
+_CHILD = "specbatch.pipeline.inputs.columnar_child"
 
 
 class DamagedError(Exception):
@@ -73,7 +73,7 @@ class Rows:
     long: dict[int, dict[str, int]]
 
 
-class ParquetReader:
+class ColumnarReader:
     """Reads one file in a process with a budget of its own. Not safe to share between threads.
 
     All methods raise `LimitError` if the process crashed or exceeded its memory or time; the next
@@ -208,7 +208,7 @@ _ACCEPTED = {
 }
 
 
-class ParquetSource:
+class ColumnarSource:
     """A list of Parquet files with the same columns."""
 
     format: Format = "parquet"
@@ -224,7 +224,7 @@ class ParquetSource:
         self._spec = spec
         self._objects = objects
         self._memory_bytes = memory_bytes
-        self._readers: weakref.WeakSet[ParquetReader] = weakref.WeakSet()  # of open files
+        self._readers: weakref.WeakSet[ColumnarReader] = weakref.WeakSet()  # of open files
         self._spare: list[LimitedProcess] = []  # for the next file; never for another job's
         with self._open(files[0]) as (_, first):
             names = first.schema.names
@@ -284,7 +284,7 @@ class ParquetSource:
             self._spare.pop().close()
 
     def _ids(
-        self, reader: ParquetReader, place: _Group, skip: int, limit: int | None
+        self, reader: ColumnarReader, place: _Group, skip: int, limit: int | None
     ) -> Iterator[list[Any]]:
         """The ids of a row group's rows from `skip` on; `NO_ID` for unreadable rows."""
         assert self._id is not None, "asked only where there are ids"
@@ -299,7 +299,7 @@ class ParquetSource:
                 return  # otherwise read to the end, because only then the process is reusable
 
     def _batches(
-        self, reader: ParquetReader, place: _Group, columns: list[str], skip: int
+        self, reader: ColumnarReader, place: _Group, columns: list[str], skip: int
     ) -> Iterator[tuple[int, Rows | str]]:
         """(row in the group, rows) of one row group, after its first `skip` rows. If the rest
         cannot be read at all, the last item has the reason in place of rows."""
@@ -324,7 +324,7 @@ class ParquetSource:
             raise InputError(f"{place} has fewer rows than the footer says; write the file again")
 
     def _raws(
-        self, reader: ParquetReader, place: _Group, skip: int, kind: PromptKind
+        self, reader: ColumnarReader, place: _Group, skip: int, kind: PromptKind
     ) -> Iterator[RawBatch]:
         for offset, found in self._batches(reader, place, self._columns(), skip):
             if isinstance(found, str):
@@ -333,7 +333,7 @@ class ParquetSource:
                 yield self._raw(place, offset, found, kind)
 
     def _unreadable(
-        self, reader: ParquetReader, place: _Group, offset: int, kind: PromptKind, reason: str
+        self, reader: ColumnarReader, place: _Group, offset: int, kind: PromptKind, reason: str
     ) -> Iterator[RawBatch]:
         """The rows from `offset` on, each with the problem, and its id if that is readable."""
         if place.rows - offset > MOST_UNREADABLE:
@@ -415,14 +415,14 @@ class ParquetSource:
         return kind
 
     @contextmanager
-    def _open(self, info: ObjectInfo) -> Iterator[tuple[ParquetReader, FileFacts]]:
+    def _open(self, info: ObjectInfo) -> Iterator[tuple[ColumnarReader, FileFacts]]:
         try:
             file = self._objects.open(info.uri, info.version)
         except ObjectError as error:
             raise as_input_error(error) from error
         with file:
             child = self._spare.pop() if self._spare else None
-            reader = ParquetReader(file, self._memory_bytes, child)
+            reader = ColumnarReader(file, self._memory_bytes, child)
             self._readers.add(reader)
             try:
                 yield reader, self._facts(reader, info)
@@ -431,7 +431,7 @@ class ParquetSource:
             finally:
                 reader.close()
 
-    def _facts(self, reader: ParquetReader, info: ObjectInfo) -> FileFacts:
+    def _facts(self, reader: ColumnarReader, info: ObjectInfo) -> FileFacts:
         try:
             return reader.facts()
         except ObjectError as error:

@@ -1,4 +1,4 @@
-"""Decodes Parquet for `parquet.py`, in a process with limited memory and time.
+"""Decodes Parquet for `columnar.py`, in a process with limited memory and time.
 
 A file of a few kilobytes can decode to gigabytes, and a damaged one can crash the library that
 reads it. The parent keeps the file and sends the bytes that this process asks for, so this process
