@@ -46,7 +46,9 @@ TSV = ".tsv"
 _ROWS_CHECKED = 100  # by the preflight, per file
 _PASSED_BY_BYTES = 1 << 20
 _QUOTE = re.compile(b'"')
-_NOT_UTF8 = re.compile("[\udc80-\udcff]")  # bytes that are not text, as `surrogateescape` reads them
+_NOT_UTF8 = re.compile(
+    "[\udc80-\udcff]"
+)  # bytes that are not text, as `surrogateescape` reads them
 
 Problem = tuple[str, str]  # a reject code and its reason
 Cells = list[str]
@@ -190,7 +192,9 @@ class CsvSource:
             file.seek(0)
         first = next(self._records(info, file), None)
         if first is None:
-            raise InputError(f"{info.uri} is empty: a CSV file begins with the names of its columns")
+            raise InputError(
+                f"{info.uri} is empty: a CSV file begins with the names of its columns"
+            )
         if isinstance(first.cells, tuple):
             raise InputError(f"{info.uri} does not begin with a header: {first.cells[1]}")
         if any(map(_NOT_UTF8.search, first.cells)):
@@ -323,7 +327,8 @@ def _problem(cells: Cells | Problem, width: int) -> Problem | None:
     if isinstance(cells, tuple):
         return cells
     if len(cells) != width:
-        return "bad_csv", f"the row has {len(cells)} cells, and the header has {width}"
+        count = f"{len(cells)} cell" + "s" * (len(cells) != 1)
+        return "bad_csv", f"the row has {count}, and the header has {width}"
     return None
 
 

@@ -66,7 +66,9 @@ def check_there(info: ObjectInfo, there: Sequence[str], names: Sequence[str]) ->
     """Raise `InputError` unless a file has each of these columns once."""
     for name in names:
         if name not in there:
-            raise InputError(f"{info.uri} has no column `{name}`; its columns are {', '.join(there)}")
+            raise InputError(
+                f"{info.uri} has no column `{name}`; its columns are {', '.join(there)}"
+            )
         if there.count(name) > 1:
             raise InputError(f"{info.uri} has several columns `{name}`; rename all but one")
 

@@ -28,6 +28,7 @@ from specbatch.pipeline.inputs.folders import (
     wanted_suffixes,
 )
 from specbatch.pipeline.inputs.jsonl import JsonlSource
+from specbatch.pipeline.inputs.saved_datasets import saved_dataset
 from specbatch.pipeline.inputs.text_files import BOM, GZIP, open_text, reading
 from specbatch.pipeline.storage.object_store import ObjectInfo
 from specbatch.pipeline.storage.objects import Objects, tidy
@@ -41,10 +42,10 @@ def open_source(spec: InputSpec, objects: Objects, memory_bytes: int = READER_BY
     Raises `InputError` if there are none, and `ObjectError` if the store may answer later.
     """
     files, name = find_files(spec, objects)
-    if name == "parquet":
+    if name in ("parquet", "arrow"):
         from specbatch.pipeline.inputs.columnar import ColumnarSource
 
-        return ColumnarSource(spec, objects, files, memory_bytes)
+        return ColumnarSource(spec, objects, files, name, memory_bytes)
     return text_source(spec, objects, files, name)
 
 
@@ -68,35 +69,39 @@ def find_files(spec: InputSpec, objects: Objects) -> tuple[list[ObjectInfo], For
     return files, name
 
 
+_BUCKETS = ("s3", "gs", "az", "abfs")
+
+
 # --- finding files ------------------------------------------------------------------------------
 def _find(spec: InputSpec, objects: Objects) -> list[ObjectInfo]:
     uri = tidy(spec.uri)
-    if uri.startswith("s3://") and "/" not in uri.removeprefix("s3://"):
+    scheme, _, place = uri.rpartition("://")
+    if scheme in _BUCKETS and "/" not in place:
         uri += "/"  # a whole bucket
     try:
-        if uri.startswith("s3://") and is_glob(uri):
-            return _find_s3_glob(uri, spec, objects)
+        if scheme in (*_BUCKETS, "hf") and is_glob(uri):
+            return _find_listed_glob(uri, spec, objects)
         if not uri.endswith("/") and (info := objects.head(uri)):
             return [info]
         if "://" in uri:
-            return _folder(uri, spec, objects.list(uri.rstrip("/") + "/"))
+            return _folder(uri, spec, objects.list(uri.rstrip("/") + "/"), objects)
         if is_glob(uri) and not Path(uri).is_dir():
             return _matched(uri, _infos(local_matches(uri), objects))
-        return _folder(uri, spec, _infos(local_files(Path(uri)), objects))
+        return _folder(uri, spec, _infos(local_files(Path(uri)), objects), objects)
     except ObjectError as error:
         raise as_input_error(error) from error
 
 
-def _find_s3_glob(uri: str, spec: InputSpec, objects: Objects) -> list[ObjectInfo]:
-    """Find files with one list and no HEAD: with rights only to list a prefix, S3 refuses to say
-    that a key does not exist."""
+def _find_listed_glob(uri: str, spec: InputSpec, objects: Objects) -> list[ObjectInfo]:
+    """Find files of a store with one list and no HEAD: with rights only to list a prefix, S3
+    refuses to say that a key does not exist."""
     root, pattern = split_glob(uri)
     listed = objects.list(root)
     folder = uri.rstrip("/") + "/"
     if exact := [info for info in listed if info.uri == uri]:
         return exact
     if below := [info for info in listed if info.uri.startswith(folder)]:
-        return _folder(uri, spec, below)
+        return _folder(uri, spec, below, objects)
     whole = _glob_pattern(uri)
     found = [info for info in listed if whole.fullmatch(info.uri)]
     return _matched(uri, [i for i in found if not is_hidden(i.uri.removeprefix(root), pattern)])
@@ -112,9 +117,13 @@ def _matched(uri: str, files: list[ObjectInfo]) -> list[ObjectInfo]:
     return files
 
 
-def _folder(uri: str, spec: InputSpec, listed: list[ObjectInfo]) -> list[ObjectInfo]:
+def _folder(
+    uri: str, spec: InputSpec, listed: list[ObjectInfo], objects: Objects
+) -> list[ObjectInfo]:
     """The files of a folder that are inputs."""
     root = "" if uri == "." else uri.rstrip("/") + "/"
+    if spec.format in ("auto", "arrow") and (saved := saved_dataset(root, listed, objects)):
+        return saved
     found = [info for info in listed if not is_hidden(info.uri.removeprefix(root))]
     wanted = wanted_suffixes(spec.format)
     files = [info for info in found if info.uri.endswith(wanted)]
@@ -164,9 +173,9 @@ def _format(spec: InputSpec, files: list[ObjectInfo], objects: Objects) -> Forma
     if (said := format_of(first.uri)) is not None:
         return cast(Format, said)
     with reading(first), open_text(objects, first) as file:
-        head = file.read(4)
-        if head == b"PAR1":
-            return "parquet"
+        head = file.read(6)
+        if head.startswith(b"PAR1") or head == b"ARROW1":
+            return "arrow" if head == b"ARROW1" else "parquet"
         file.seek(0)
         line = _first_line(file)
     if line is None and not first.uri.endswith(wanted_suffixes("jsonl")):

@@ -88,7 +88,8 @@ WRONG = {
     "path": (["--input", "nope.parquet"], "nope.parquet does not exist"),
     "column": (["--prompt-column", "p"], "no column `p`"),
     "field": (["--input", "lines.jsonl", "--prompt-column", "p"], "no field `p`"),
-    "format": (["--format", "csv"], "'csv'"),
+    "cells": (["--input", "cells.csv", "--prompt-column", "p"], "no column `p`"),
+    "format": (["--format", "xml"], "'xml'"),
     "model": (["--verifier", "./nowhere"], "nowhere` does not exist"),
     "no model": (["--verifier", "."], "has no config.json"),
 }
@@ -107,6 +108,7 @@ def test_a_slip_is_answered_before_anything_slow_is_imported(
     folder: Path, name: str, mode: str | None
 ) -> None:
     (folder / "lines.jsonl").write_text('{"prompt": "a"}\n')
+    (folder / "cells.csv").write_text("prompt\na\n")
     flags, said = WRONG[name]
     given = ["--input", "prompts.parquet", "--output", "out", "--verifier", "owner/model", *flags]
     arguments = ["submit-job", *given, *filter(None, [mode])]

@@ -18,9 +18,9 @@ import pytest
 from ingest.making import make_spec
 
 from specbatch.pipeline.inputs import columnar
+from specbatch.pipeline.inputs.columnar import ColumnarSource
 from specbatch.pipeline.inputs.contract import Source
 from specbatch.pipeline.inputs.limited import KilledError, LimitedProcess, LimitError
-from specbatch.pipeline.inputs.columnar import ColumnarSource
 from specbatch.pipeline.inputs.sources import open_source
 from specbatch.pipeline.inputs.templates import ChatTemplate
 from specbatch.pipeline.storage.objects import Objects

@@ -156,7 +156,7 @@ def test_all_who_read_an_input_do_so_within_the_memory_that_is_set(
     init = ColumnarSource.__init__
 
     def noted(self: ColumnarSource, *arguments: Any) -> None:
-        told.append(arguments[3])
+        told.append(arguments[4])
         init(self, *arguments)
 
     monkeypatch.setattr(ColumnarSource, "__init__", noted)
