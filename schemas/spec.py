@@ -36,7 +36,29 @@ def _without_credentials(uri: str) -> str:
     return uri
 
 
+READ_ONLY = ("gs", "az", "abfs", "hf", "http", "https")  # schemes of stores for inputs alone
+_WEB = ("http://", "https://")
+
+
+def _without_query(uri: str) -> str:
+    if uri.startswith(_WEB) and ("?" in uri or "#" in uri):
+        raise ValueError(
+            "a web address has no query here: it may hold a signature, and expires; copy the file, "
+            "or use s3://, gs:// or az:// with credentials in the environment"
+        )
+    return uri
+
+
+def _writable(uri: str) -> str:
+    scheme = uri.partition("://")[0] if "://" in uri else ""
+    if scheme in READ_ONLY:
+        raise ValueError(f"{scheme}:// is for inputs alone: use a folder or s3://")
+    return uri
+
+
 Uri = Annotated[str, AfterValidator(_without_credentials)]
+InputUri = Annotated[Uri, AfterValidator(_without_query)]
+OutputUri = Annotated[Uri, AfterValidator(_writable)]
 
 
 class Part(BaseModel):
@@ -180,8 +202,9 @@ Weights = Literal["as-is", "int8", "fp8"]
 class InputSpec(Part):
     """Where prompts come from, and what the columns mean."""
 
-    uri: Uri = Field(
-        min_length=1, description="file, folder, glob or s3:// of Parquet, Arrow, CSV or JSONL"
+    uri: InputUri = Field(
+        min_length=1,
+        description="file, folder, glob, s3:// or another store of Parquet, Arrow, CSV or JSONL",
     )
     format: Literal["auto", "parquet", "arrow", "csv", "jsonl", "openai"] = Field(
         default="auto",
@@ -225,7 +248,9 @@ KeptColumns = Literal["all"] | tuple[Annotated[str, Field(min_length=1)], ...]
 class OutputSpec(Part):
     """Where results go: completions into `data` below it, everything else beside."""
 
-    uri: Uri = Field(min_length=1, description="folder or s3:// prefix; must not hold another job")
+    uri: OutputUri = Field(
+        min_length=1, description="folder or s3:// prefix; must not hold another job"
+    )
     format: OutputFormat = Field(
         default="parquet", description="of the completions: Parquet, or one JSON object per line"
     )

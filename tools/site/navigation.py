@@ -12,7 +12,16 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "howto",
         "How to",
         (
-            *("install", "nightly-s3", "schedules", "airflow", "dagster", "workers", "observing"),
+            *(
+                "install",
+                "inputs",
+                "nightly-s3",
+                "schedules",
+                "airflow",
+                "dagster",
+                "workers",
+                "observing",
+            ),
             *(
                 "openai-batch",
                 "vllm-run-batch",
