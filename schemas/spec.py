@@ -37,7 +37,29 @@ def _without_credentials(uri: str) -> str:
     return uri
 
 
+READ_ONLY = ("gs", "az", "abfs", "hf", "http", "https")  # schemes of stores for inputs alone
+_WEB = ("http://", "https://")
+
+
+def _without_query(uri: str) -> str:
+    if uri.startswith(_WEB) and ("?" in uri or "#" in uri):
+        raise ValueError(
+            "a web address has no query here: it may hold a signature, and expires; copy the file, "
+            "or use s3://, gs:// or az:// with credentials in the environment"
+        )
+    return uri
+
+
+def _writable(uri: str) -> str:
+    scheme = uri.partition("://")[0] if "://" in uri else ""
+    if scheme in READ_ONLY:
+        raise ValueError(f"{scheme}:// is for inputs alone: use a folder or s3://")
+    return uri
+
+
 Uri = Annotated[str, AfterValidator(_without_credentials)]
+InputUri = Annotated[Uri, AfterValidator(_without_query)]
+OutputUri = Annotated[Uri, AfterValidator(_writable)]
 
 
 class Part(BaseModel):
@@ -186,9 +208,16 @@ Template = Annotated[str, Field(min_length=1, max_length=_MOST_TEMPLATE_CHARS)]
 class InputSpec(Part):
     """Where prompts come from, and what the columns mean."""
 
-    uri: Uri = Field(min_length=1, description="file, folder, glob or s3:// of Parquet or JSONL")
-    format: Literal["auto", "parquet", "jsonl", "openai"] = Field(
-        default="auto", description="openai: a batch file of custom_id and body.messages"
+    uri: InputUri = Field(
+        min_length=1,
+        description="file, folder, glob, s3:// or another store of Parquet, Arrow, CSV or JSONL",
+    )
+    format: Literal["auto", "parquet", "arrow", "csv", "jsonl", "openai"] = Field(
+        default="auto",
+        description="csv: TSV too; openai: a batch file of custom_id and body.messages",
+    )
+    delimiter: str | None = Field(
+        default=None, description="of CSV; default: a tab in .tsv files, else a comma"
     )
     prompt_column: str = Field(
         default=PROMPT_COLUMN, min_length=1, description="column with the prompt"
@@ -239,6 +268,14 @@ class InputSpec(Part):
     def read_prompt_column(self) -> str | None:
         """The column that holds the prompt; None where a template makes it of others."""
         return self.prompt_column if self.template is None else None
+
+    @field_validator("delimiter")
+    @classmethod
+    def _one_character(cls, value: str | None) -> str | None:
+        value = "\t" if value == r"\t" else value  # as a shell passes it
+        if value is not None and (len(value) != 1 or not value.isascii() or value in '"\r\n\0'):
+            raise ValueError("should be one ASCII character, and neither a quote nor a line end")
+        return value
 
     @model_validator(mode="after")
     def _bodies_carry_their_own(self) -> InputSpec:
@@ -310,7 +347,9 @@ KeptColumns = Literal["all"] | tuple[Annotated[str, Field(min_length=1)], ...]
 class OutputSpec(Part):
     """Where results go: completions into `data` below it, everything else beside."""
 
-    uri: Uri = Field(min_length=1, description="folder or s3:// prefix; must not hold another job")
+    uri: OutputUri = Field(
+        min_length=1, description="folder or s3:// prefix; must not hold another job"
+    )
     format: OutputFormat = Field(
         default="parquet", description="of the completions: Parquet, or one JSON object per line"
     )

@@ -23,7 +23,8 @@ class SpecOptions(TypedDict, total=False):
     field means, and its default."""
 
     # Input
-    format: Literal["auto", "parquet", "jsonl", "openai"] | None
+    format: Literal["auto", "parquet", "arrow", "csv", "jsonl", "openai"] | None
+    delimiter: str | None
     prompt_column: str | None
     prompt_kind: Literal["auto", "text", "token_ids", "messages"] | None
     id_column: str | None

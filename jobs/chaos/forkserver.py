@@ -105,11 +105,11 @@ def _warm_up() -> tuple[object, ...]:
     from celery.concurrency import thread
     from celery.worker import WorkController
 
-    from specbatch.pipeline.inputs import parquet
+    from specbatch.pipeline.inputs import columnar
     from specbatch.pipeline.ledger.sql import migrate
 
     libraries = (kombu, pyarrow, tokenizers, thread, WorkController)
-    return (*libraries, parquet, migrate)
+    return (*libraries, columnar, migrate)
 
 
 def _warm_up_models() -> tuple[object, ...]:

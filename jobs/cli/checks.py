@@ -14,13 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbatch.jobs.cli.console import remark
-from specbatch.pipeline.inputs.jsonl import JsonlSource
 from specbatch.pipeline.inputs.prompt_template import (
     can_read_templates,
     check_columns,
     columns_of,
 )
-from specbatch.pipeline.inputs.sources import find_files
+from specbatch.pipeline.inputs.sources import find_files, text_source
 from specbatch.pipeline.storage.objects import Objects, tidy
 from specbatch.schemas.errors import InputError, JobNotFoundError, ObjectError, UsageError
 from specbatch.schemas.extras import require_engine_extra
@@ -89,7 +88,7 @@ def tell_beyond_context(spec: JobSpec, context_tokens: int | None) -> None:
 def check_input_here(spec: InputSpec, may_be_empty: bool = False) -> None:
     """Raise `InputError` for a local input that is missing, damaged or empty or lacks a column.
 
-    It looks into the first lines of JSONL files and at the footers of Parquet files.
+    It looks into the first rows of files of text and at the columns of Parquet and Arrow files.
     `may_be_empty` accepts an input without rows. A Jinja template is compiled wherever the input
     is, if jinja2 is here.
     """
@@ -103,8 +102,10 @@ def check_input_here(spec: InputSpec, may_be_empty: bool = False) -> None:
         files, name = find_files(spec, objects)
         if name == "parquet":
             has_rows = _check_parquet([Path(file.uri) for file in files], spec)
+        elif name == "arrow":
+            has_rows = _check_arrow([Path(file.uri) for file in files], spec)
         else:
-            source = JsonlSource(spec, objects, files, name)
+            source = text_source(spec, objects, files, name)
             source.check()
             has_rows = not source.is_empty()
     except ObjectError as error:
@@ -152,12 +153,39 @@ def _checked_rows(file: Path, spec: InputSpec) -> int:
         names = metadata.schema.to_arrow_schema().names
     except Exception:  # Arrow raises many kinds for one meaning
         raise _damaged(file) from None
+    _check_names(file, names, spec)
+    return int(metadata.num_rows)
+
+
+def _check_names(file: Path, names: Sequence[str], spec: InputSpec) -> None:
     check_columns(spec, str(file), names)
     named = (spec.read_prompt_column, spec.id_column, spec.seed_column, spec.tag_column)
     for column in (*named, spec.sampling_column):
         if column is not None and column not in names:
             raise InputError(f"{file} has no column `{column}`; its columns are {', '.join(names)}")
-    return int(metadata.num_rows)
+
+
+def _check_arrow(files: Sequence[Path], spec: InputSpec) -> bool:
+    """The same of Arrow files. Only reading a stream would show whether it has rows."""
+    if find_spec("pyarrow") is None:
+        return True
+    import pyarrow as pa
+
+    has_rows = False
+    for file in files:
+        try:
+            with pa.OSFile(str(file)) as handle:
+                is_file = handle.read(6) == b"ARROW1"
+                handle.seek(0)
+                reader = pa.ipc.open_file(handle) if is_file else pa.ipc.open_stream(handle)
+                names = reader.schema.names
+                has_rows |= not is_file or reader.num_record_batches > 0
+        except Exception:  # Arrow raises many kinds for one meaning
+            raise InputError(
+                f"{file} is truncated or not Arrow; write it again, or leave it out"
+            ) from None
+        _check_names(file, names, spec)
+    return has_rows
 
 
 def check_targets(settings: Settings, spec: JobSpec, local: bool) -> None:

@@ -33,6 +33,10 @@ _GPU_SEC = 10.0
 _EXTRAS = {
     "engine": ("torch", "to run models here: workers and local jobs"),
     "s3": ("boto3", "to read and write s3://"),
+    "gcs": ("gcsfs", "to read gs://"),
+    "azure": ("adlfs", "to read az:// and abfs://"),
+    "hf": ("huggingface_hub", "to read hf://"),
+    "http": ("urllib3", "to read http:// and https://"),
     "postgres": ("psycopg", "for a store on PostgreSQL"),
     "observe": ("prometheus-client", "for metrics and traces"),
     "report": ("jinja2", "for `specbatch report`"),

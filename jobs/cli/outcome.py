@@ -15,7 +15,9 @@ from specbatch.schemas.audit import data_uri
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.records import JobRow, JobState
 
-ROWS_COUNT = "(row numbers count from 0, through all files; blank lines of JSONL do not count)"
+ROWS_COUNT = (
+    "(row numbers count from 0, through all files; blank lines of JSONL and CSV do not count)"
+)
 EXIT_CODES = {JobState.PARTIAL: 3, JobState.FAILED: 4, JobState.CANCELLED: 5}
 
 

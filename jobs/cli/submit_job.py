@@ -20,6 +20,7 @@ def submit_job(
     spec_file: o.SpecFile = None,
     input: o.Input = None,
     format: o.Format = None,
+    delimiter: o.Delimiter = None,
     prompt_column: o.PromptColumn = None,
     prompt_kind: o.PromptKind = None,
     id_column: o.IdColumn = None,
@@ -83,7 +84,7 @@ def submit_job(
     options: dict[str, Any] = {
         "name": name, "tenant": tenant, "priority": priority,
         "deadline_sec": deadline_sec, "budget_usd": budget_usd, "notify": notify or None,
-        "input": input, "format": format, "prompt_column": prompt_column,
+        "input": input, "format": format, "delimiter": delimiter, "prompt_column": prompt_column,
         "prompt_kind": prompt_kind, "id_column": id_column,
         "seed_column": seed_column, "sampling_column": sampling_column,
         "template": o.template_text(template, template_file),

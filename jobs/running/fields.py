@@ -15,6 +15,7 @@ FIELD_OF = {
     "notify": "notify",
     "input": "input.uri",
     "format": "input.format",
+    "delimiter": "input.delimiter",
     "prompt_column": "input.prompt_column",
     "prompt_kind": "input.prompt_kind",
     "id_column": "input.id_column",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 PromptKind = Literal["auto", "text", "token_ids", "messages"]
-Format = Literal["parquet", "jsonl", "openai"]
+Format = Literal["parquet", "arrow", "csv", "jsonl", "openai"]
 
 ROWS_PER_BATCH = 4096
 BYTES_PER_BATCH = 8 << 20  # of input, roughly
@@ -59,12 +59,12 @@ class RawRow:
 
 @dataclass(slots=True)
 class RawBatch:
-    """Consecutive rows of one row group (Parquet) or file (JSONL)."""
+    """Consecutive rows of one row group (Parquet, Arrow) or file (JSONL, CSV)."""
 
     uri: str
     version: str
-    row_group: int  # always 0 in JSONL
-    offsets: Sequence[int]  # [rows + 1] row in the group, or byte in the JSONL file
+    row_group: int  # always 0 in files of text
+    offsets: Sequence[int]  # [rows + 1] row in the group, or byte in the text
     kind: PromptKind
     rows: list[RawRow] = field(default_factory=list)
 

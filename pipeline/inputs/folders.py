@@ -5,15 +5,21 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from specbatch.pipeline.storage.objects import explained, files_below
 from specbatch.schemas.errors import InputError
 
-_SUFFIXES = {"parquet": (".parquet",), "jsonl": (".jsonl",), "openai": (".jsonl",)}
-_ALL = (".parquet", ".jsonl")
+_SUFFIXES = {
+    "parquet": (".parquet",),
+    "arrow": (".arrow", ".feather", ".ipc"),
+    "csv": (".csv", ".tsv", ".csv.gz", ".tsv.gz"),
+    "jsonl": (".jsonl", ".jsonl.gz"),
+    "openai": (".jsonl", ".jsonl.gz"),
+}
+_NAMES = {"parquet": "Parquet", "arrow": "Arrow", "csv": "CSV", "jsonl": "JSONL"}
 _HIDING = ("_", ".")
 
 
@@ -36,8 +42,21 @@ def odd_kind(path: Path) -> str | None:
 
 
 def wanted_suffixes(wanted_format: str) -> tuple[str, ...]:
-    """The suffixes of a spec's `input.format`."""
-    return _SUFFIXES.get(wanted_format, _ALL)
+    """The suffixes of a spec's `input.format`; of all formats for `auto`."""
+    return _SUFFIXES.get(wanted_format) or tuple(dict.fromkeys(sum(_SUFFIXES.values(), ())))
+
+
+def formats_of(uris: Iterable[str]) -> list[str]:
+    """The names of the formats that these files' suffixes say, in a fixed order."""
+    given = list(uris)
+    return [
+        name for kind, name in _NAMES.items() if any(u.endswith(_SUFFIXES[kind]) for u in given)
+    ]
+
+
+def format_of(uri: str) -> str | None:
+    """The format that a file's suffix says, unless its contents decide (JSONL) or it says none."""
+    return next((k for k in ("parquet", "arrow", "csv") if uri.endswith(_SUFFIXES[k])), None)
 
 
 def is_hidden(name: str, pattern: str = "") -> bool:

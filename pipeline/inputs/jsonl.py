@@ -22,14 +22,13 @@ from specbatch.pipeline.inputs.contract import (
     PromptKind,
     RawBatch,
     RawRow,
-    as_input_error,
-    changed_since,
     files_from,
 )
 from specbatch.pipeline.inputs.prompt_template import check_columns, columns_of
+from specbatch.pipeline.inputs.text_files import BOM, check_unchanged, open_text, reading
 from specbatch.pipeline.storage.object_store import ObjectInfo
-from specbatch.pipeline.storage.objects import Objects, is_unchanged
-from specbatch.schemas.errors import InputError, ObjectError
+from specbatch.pipeline.storage.objects import Objects
+from specbatch.schemas.errors import InputError
 from specbatch.schemas.records import SourcePosition
 from specbatch.schemas.spec import NO_TEMPLATE_OF_BODIES, InputSpec
 
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAX_LINE_BYTES = MAX_ROW_BYTES
-_BOM = b"\xef\xbb\xbf"
 _LINES_CHECKED = 100  # by the preflight, per file
 _PASSED_BY_BYTES = 1 << 20
 _CHAT_URL = "/v1/chat/completions"
@@ -149,13 +147,13 @@ class JsonlSource:
         return not any(map(self._has_line, self.files))
 
     def _has_line(self, info: ObjectInfo) -> bool:
-        with self._open(info) as file:
+        with reading(info), open_text(self._objects, info) as file:
             return next(_lines(file, 0), None) is not None
 
     def _check_file(self, info: ObjectInfo) -> None:
         seen: dict[str, None] = {}
         lines = good = size = 0
-        with self._open(info) as file:
+        with reading(info), open_text(self._objects, info) as file:
             for _, _, line in _lines(file, 0):
                 lines, size = lines + 1, size + len(line)
                 value = _parse(line)
@@ -183,27 +181,21 @@ class JsonlSource:
     ) -> Iterator[tuple[list[int], list[bytes | _Giant]]]:
         """(offset of every line and of what follows, lines) in bounded pieces.
 
-        Raises `InputError` if the file was written to meanwhile: offsets would belong to other
-        lines, and rows would be lost or cut in half.
+        Raises `InputError` if the file was written to meanwhile.
         """
         offsets: list[int] = []
         lines: list[bytes | _Giant] = []
         size, end = 0, begin
-        try:
-            with self._open(info) as file:
-                for offset, end, line in _lines(file, begin):
-                    offsets.append(offset)
-                    lines.append(line)
-                    size += len(line)
-                    if len(lines) >= ROWS_PER_BATCH or size >= BYTES_PER_BATCH:
-                        _check_unchanged(file, info)
-                        yield [*offsets, end], lines
-                        offsets, lines, size = [], [], 0
-                _check_unchanged(file, info)
-        except ObjectError as error:
-            raise as_input_error(error) from error
-        except OSError as error:
-            raise InputError(f"{info.uri} cannot be read: {error.strerror}") from error
+        with reading(info), open_text(self._objects, info) as file:
+            for offset, end, line in _lines(file, begin):
+                offsets.append(offset)
+                lines.append(line)
+                size += len(line)
+                if len(lines) >= ROWS_PER_BATCH or size >= BYTES_PER_BATCH:
+                    check_unchanged(file, info)
+                    yield [*offsets, end], lines
+                    offsets, lines, size = [], [], 0
+            check_unchanged(file, info)
         if lines:
             yield [*offsets, end], lines
 
@@ -235,17 +227,6 @@ class JsonlSource:
             row.body, row.prompt = body, body.get("messages")
         return row
 
-    def _open(self, info: ObjectInfo) -> BinaryIO:
-        try:
-            return self._objects.open(info.uri, info.version)
-        except ObjectError as error:
-            raise as_input_error(error) from error
-
-
-def _check_unchanged(file: BinaryIO, info: ObjectInfo) -> None:
-    if not is_unchanged(file, info):
-        raise changed_since(info.uri)
-
 
 def _lines(file: BinaryIO, begin: int) -> Iterator[tuple[int, int, bytes | _Giant]]:
     """(offset, end, line) of every line that is not blank. Lines that are too long are skipped in
@@ -264,7 +245,7 @@ def _lines(file: BinaryIO, begin: int) -> Iterator[tuple[int, int, bytes | _Gian
             yield start, offset, _Giant(offset - start - ended)
             continue
         if start == 0:
-            line = line.removeprefix(_BOM)
+            line = line.removeprefix(BOM)
         if line.strip():
             yield start, offset, line
 

@@ -7,7 +7,7 @@ changed meanwhile is refused. One batch is in memory at a time.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -43,6 +43,50 @@ def kept_names(there: Sequence[str], wanted: Sequence[str] | None, row_id: str |
     if wanted is not None:
         return list(wanted)
     return [name for name in there if not name == row_id == "id"]
+
+
+def common_schema(
+    found: Iterable[tuple[ObjectInfo, pa.Schema]], wanted: Sequence[str] | None, row_id: str | None
+) -> pa.Schema:
+    """The columns to keep of files whose columns are these. Raises `InputError` where a file lacks
+    one, or two files differ."""
+    first: tuple[ObjectInfo, pa.Schema] | None = None
+    for info, schema in found:
+        names = kept_names(schema.names, wanted, row_id)
+        check_there(info, schema.names, names)
+        kept = _fields(schema, names)
+        first = first or (info, kept)
+        if not kept.equals(first[1]):
+            raise InputError(_unlike(*first, info, kept))
+    assert first is not None, "an input has files"
+    return first[1]
+
+
+def check_there(info: ObjectInfo, there: Sequence[str], names: Sequence[str]) -> None:
+    """Raise `InputError` unless a file has each of these columns once."""
+    for name in names:
+        if name not in there:
+            raise InputError(
+                f"{info.uri} has no column `{name}`; its columns are {', '.join(there)}"
+            )
+        if there.count(name) > 1:
+            raise InputError(f"{info.uri} has several columns `{name}`; rename all but one")
+
+
+def _fields(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
+    """These columns with their types; any may be null in the output."""
+    fields = (schema.field(name) for name in names)
+    return pa.schema([pa.field(field.name, field.type) for field in fields])
+
+
+def _unlike(first: ObjectInfo, one: pa.Schema, second: ObjectInfo, other: pa.Schema) -> str:
+    """Says how the columns of two files differ."""
+    if one.names != other.names:
+        how = f"{', '.join(one.names)} in {first.uri}, and {', '.join(other.names)} in {second.uri}"
+        return f"output.keep_columns cannot keep all: columns are {how}; name those to keep"
+    name = next(n for n in one.names if one.field(n).type != other.field(n).type)
+    types = f"{one.field(name).type} in {first.uri}, and {other.field(name).type} in {second.uri}"
+    return f"column `{name}` cannot be kept: it is {types}; make them the same, or leave it out"
 
 
 def files_digest(files: Sequence[ObjectInfo]) -> str:

@@ -7,6 +7,7 @@
     empty_prompt           no text, or no tokens
     invalid_utf8           text bytes that are not UTF-8
     bad_json               a line (or the body) is not a JSON object
+    bad_csv                a row is not CSV, or has more or fewer cells than the header
     wrong_type             the prompt is neither text, token ids nor messages (JSONL)
     bad_messages           not a list of {role, content} with text, or refused by the template
     unknown_role           a role other than system, user, assistant, tool, developer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
@@ -15,7 +15,10 @@ from specbatch.pipeline.inputs.contract import (
     Source,
     as_input_error,
 )
+from specbatch.pipeline.inputs.delimited import CsvSource
 from specbatch.pipeline.inputs.folders import (
+    format_of,
+    formats_of,
     is_glob,
     is_hidden,
     local_files,
@@ -24,6 +27,9 @@ from specbatch.pipeline.inputs.folders import (
     split_glob,
     wanted_suffixes,
 )
+from specbatch.pipeline.inputs.jsonl import JsonlSource
+from specbatch.pipeline.inputs.saved_datasets import saved_dataset
+from specbatch.pipeline.inputs.text_files import BOM, GZIP, open_text, reading
 from specbatch.pipeline.storage.object_store import ObjectInfo
 from specbatch.pipeline.storage.objects import Objects, tidy
 from specbatch.schemas.errors import InputError, ObjectError
@@ -36,50 +42,66 @@ def open_source(spec: InputSpec, objects: Objects, memory_bytes: int = READER_BY
     Raises `InputError` if there are none, and `ObjectError` if the store may answer later.
     """
     files, name = find_files(spec, objects)
-    if name == "parquet":
-        from specbatch.pipeline.inputs.parquet import ParquetSource
+    if name in ("parquet", "arrow"):
+        from specbatch.pipeline.inputs.columnar import ColumnarSource
 
-        return ParquetSource(spec, objects, files, memory_bytes)
-    from specbatch.pipeline.inputs.jsonl import JsonlSource
+        return ColumnarSource(spec, objects, files, name, memory_bytes)
+    return text_source(spec, objects, files, name)
 
+
+def text_source(
+    spec: InputSpec, objects: Objects, files: list[ObjectInfo], name: Format
+) -> CsvSource | JsonlSource:
+    """The reader of files of text, which needs no pyarrow. Raises `InputError`."""
+    if name == "csv":
+        return CsvSource(spec, objects, files)
     return JsonlSource(spec, objects, files, name)
 
 
 def find_files(spec: InputSpec, objects: Objects) -> tuple[list[ObjectInfo], Format]:
     """The input's files and their format. Raises as `open_source` does; needs no pyarrow."""
     files = _find(spec, objects)
-    return files, _format(spec, files, objects)
+    name = _format(spec, files, objects)
+    if spec.delimiter is not None and name != "csv":
+        raise InputError(
+            f"input.delimiter is for CSV files, and {files[0].uri} is {name}; leave it out"
+        )
+    return files, name
+
+
+_BUCKETS = ("s3", "gs", "az", "abfs")
 
 
 # --- finding files ------------------------------------------------------------------------------
 def _find(spec: InputSpec, objects: Objects) -> list[ObjectInfo]:
     uri = tidy(spec.uri)
-    if uri.startswith("s3://") and "/" not in uri.removeprefix("s3://"):
+    scheme, _, place = uri.rpartition("://")
+    if scheme in _BUCKETS and "/" not in place:
         uri += "/"  # a whole bucket
     try:
-        if uri.startswith("s3://") and is_glob(uri):
-            return _find_s3_glob(uri, spec, objects)
+        if scheme in (*_BUCKETS, "hf") and is_glob(uri):
+            return _find_listed_glob(uri, spec, objects)
         if not uri.endswith("/") and (info := objects.head(uri)):
             return [info]
         if "://" in uri:
-            return _folder(uri, spec, objects.list(uri.rstrip("/") + "/"))
+            return _folder(uri, spec, objects.list(uri.rstrip("/") + "/"), objects)
         if is_glob(uri) and not Path(uri).is_dir():
             return _matched(uri, _infos(local_matches(uri), objects))
-        return _folder(uri, spec, _infos(local_files(Path(uri)), objects))
+        return _folder(uri, spec, _infos(local_files(Path(uri)), objects), objects)
     except ObjectError as error:
         raise as_input_error(error) from error
 
 
-def _find_s3_glob(uri: str, spec: InputSpec, objects: Objects) -> list[ObjectInfo]:
-    """Find files with one list and no HEAD: with rights only to list a prefix, S3 refuses to say
-    that a key does not exist."""
+def _find_listed_glob(uri: str, spec: InputSpec, objects: Objects) -> list[ObjectInfo]:
+    """Find files of a store with one list and no HEAD: with rights only to list a prefix, S3
+    refuses to say that a key does not exist."""
     root, pattern = split_glob(uri)
     listed = objects.list(root)
     folder = uri.rstrip("/") + "/"
     if exact := [info for info in listed if info.uri == uri]:
         return exact
     if below := [info for info in listed if info.uri.startswith(folder)]:
-        return _folder(uri, spec, below)
+        return _folder(uri, spec, below, objects)
     whole = _glob_pattern(uri)
     found = [info for info in listed if whole.fullmatch(info.uri)]
     return _matched(uri, [i for i in found if not is_hidden(i.uri.removeprefix(root), pattern)])
@@ -95,20 +117,26 @@ def _matched(uri: str, files: list[ObjectInfo]) -> list[ObjectInfo]:
     return files
 
 
-def _folder(uri: str, spec: InputSpec, listed: list[ObjectInfo]) -> list[ObjectInfo]:
+def _folder(
+    uri: str, spec: InputSpec, listed: list[ObjectInfo], objects: Objects
+) -> list[ObjectInfo]:
     """The files of a folder that are inputs."""
     root = "" if uri == "." else uri.rstrip("/") + "/"
+    if spec.format in ("auto", "arrow") and (saved := saved_dataset(root, listed, objects)):
+        return saved
     found = [info for info in listed if not is_hidden(info.uri.removeprefix(root))]
     wanted = wanted_suffixes(spec.format)
     files = [info for info in found if info.uri.endswith(wanted)]
     if not found:
         raise _nothing_at(spec.uri, uri)
     if not files:
-        names = " or ".join(f"*{suffix}" for suffix in wanted)
+        *most, last = (f"*{suffix}" for suffix in wanted if not suffix.endswith(GZIP))
+        names = f"{', '.join(most)} or {last}" if most else last
         raise InputError(f"input folder {spec.uri} holds no {names} files")
-    if len({info.uri.rpartition(".")[2] for info in files}) > 1:
+    kinds = formats_of(info.uri for info in files)
+    if spec.format == "auto" and len(kinds) > 1:
         raise InputError(
-            f"input folder {spec.uri} holds both Parquet and JSONL; set input.format to choose"
+            f"input folder {spec.uri} holds {' and '.join(kinds)} files; set input.format to choose"
         )
     return files
 
@@ -141,17 +169,19 @@ def _glob_pattern(glob: str) -> re.Pattern[str]:
 def _format(spec: InputSpec, files: list[ObjectInfo], objects: Objects) -> Format:
     if spec.format != "auto":
         return spec.format
-    try:
-        with objects.open(files[0].uri) as file:
-            head = file.read(4)
-            if files[0].uri.endswith(".parquet") or head == b"PAR1":
-                return "parquet"
-            file.seek(0)
-            line = _first_line(file)
-    except ObjectError as error:
-        raise as_input_error(error) from error
-    if line is None and not files[0].uri.endswith(".jsonl"):
-        raise InputError(f"{files[0].uri} is neither Parquet nor JSONL; set input.format if it is")
+    first = files[0]
+    if (said := format_of(first.uri)) is not None:
+        return cast(Format, said)
+    with reading(first), open_text(objects, first) as file:
+        head = file.read(6)
+        if head.startswith(b"PAR1") or head == b"ARROW1":
+            return "arrow" if head == b"ARROW1" else "parquet"
+        file.seek(0)
+        line = _first_line(file)
+    if line is None and not first.uri.endswith(wanted_suffixes("jsonl")):
+        raise InputError(
+            f"{first.uri} is neither Parquet nor JSONL; set input.format if it is, or is CSV"
+        )
     return "openai" if line and "custom_id" in line and "body" in line else "jsonl"
 
 
@@ -160,7 +190,7 @@ def _first_line(file: Any) -> dict[str, Any] | None:
     while line and not line.strip():
         line = file.readline(BYTES_PER_BATCH)
     try:
-        value = orjson.loads(line.removeprefix(b"\xef\xbb\xbf"))
+        value = orjson.loads(line.removeprefix(BOM))
     except orjson.JSONDecodeError:
         return None
     return value if isinstance(value, dict) else None

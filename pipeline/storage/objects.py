@@ -1,7 +1,8 @@
-"""Files by uri: a local path or `s3://bucket/key`, behind the same few operations.
+"""Files by uri: a local path, `s3://bucket/key` or a store that is only read, behind the same few
+operations.
 
 Knows nothing of the files' contents. A write is atomic: readers never see half a file. Versions are
-the ETag (S3) or size and mtime (local), so readers notice a changed file.
+the ETag (S3), size and mtime (local) or what `remote.py` says, so readers notice a changed file.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from specbatch.schemas.file_modes import Access, make_folder, new_file
 from specbatch.schemas.records import Artefact
 from specbatch.schemas.refusals import REFUSALS, REMEDIES
 from specbatch.schemas.settings import Settings
+from specbatch.schemas.spec import READ_ONLY
 
 CHUNK_BYTES = 4 << 20
 PROBE_BYTES = 4 << 20  # what a group's results seldom exceed
@@ -35,7 +37,7 @@ class Objects:
 
     `scratch` is a folder for temporary files (default: the system's). `cipher` is for jobs' own
     files (`workspace.py`); nothing here uses it. `s3_retry_sec` limits how long failures of one
-    operation on S3 may take in all.
+    operation on S3 or another remote store may take in all.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class Objects:
         self._s3_retry_sec = s3_retry_sec
         self._scratch = Path(scratch) if scratch else None
         self._local: ObjectStore = local or LocalObjects()
-        self._s3: ObjectStore | None = None
+        self._remote: dict[str, ObjectStore] = {}  # by scheme
         self._lock = threading.Lock()
 
     @classmethod
@@ -107,14 +109,24 @@ class Objects:
         scheme = uri.partition("://")[0] if "://" in uri else "file"
         if scheme == "file":
             return self._local
-        if scheme != "s3":
-            raise ObjectError(f"`{scheme}://` is not supported; use a local path or `s3://`")
         with self._lock:
-            if self._s3 is None:
-                from specbatch.pipeline.storage.s3 import S3Objects
+            if scheme not in self._remote:
+                self._remote[scheme] = self._made(scheme)
+            return self._remote[scheme]
 
-                self._s3 = S3Objects(self._s3_endpoint_url, self._s3_retry_sec)
-            return self._s3
+    def _made(self, scheme: str) -> ObjectStore:
+        if scheme == "s3":
+            from specbatch.pipeline.storage.s3 import S3Objects
+
+            return S3Objects(self._s3_endpoint_url, self._s3_retry_sec)
+        if scheme not in READ_ONLY:
+            raise ObjectError(
+                f"`{scheme}://` is not supported; use a local path, s3://, "
+                f"{', '.join(f'{one}://' for one in READ_ONLY[:-1])} or {READ_ONLY[-1]}://"
+            )
+        from specbatch.pipeline.storage.remote import remote_objects
+
+        return remote_objects(scheme, self._s3_retry_sec, self._scratch)
 
 
 class LocalObjects:
@@ -255,8 +267,8 @@ def join(uri: str, name: str) -> str:
 
 
 def is_unchanged(file: BinaryIO, info: ObjectInfo) -> bool:
-    """Whether an open file is unchanged. On S3 every read asks for the version; a local file that
-    was replaced stays complete for processes that have it open."""
+    """Whether an open file is unchanged. Of remote stores every read asks for the version; a local
+    file that was replaced stays complete for processes that have it open."""
     return "://" in info.uri or _version(os.fstat(file.fileno())) == info.version
 
 

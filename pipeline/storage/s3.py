@@ -18,9 +18,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
-import tenacity
-
 from specbatch.pipeline.storage.object_store import ObjectInfo, changed, verified
+from specbatch.pipeline.storage.ranged import ranged
+from specbatch.pipeline.storage.retrying import Patience, retrying
 from specbatch.schemas.errors import MissingExtraError, ObjectError
 from specbatch.schemas.masking import mask_url
 from specbatch.schemas.records import Artefact
@@ -28,7 +28,6 @@ from specbatch.schemas.records import Artefact
 T = TypeVar("T")
 
 PART_BYTES = 16 << 20  # of a multipart upload; also the largest single-request upload
-READ_AHEAD_BYTES = 4 << 20
 
 
 class S3Objects:
@@ -93,7 +92,7 @@ class S3Objects:
             raise ObjectError(f"cannot read {uri}: no such object")
         if version is not None and info.version != version:
             raise changed(uri)
-        return cast(BinaryIO, io.BufferedReader(_S3File(self, info), READ_AHEAD_BYTES))
+        return ranged(info.size, lambda start, size: self.read_range(info, start, size))
 
     def list(self, prefix: str) -> list[ObjectInfo]:
         bucket, key = split(prefix)
@@ -308,15 +307,8 @@ class S3Objects:
         from botocore.exceptions import BotoCoreError, ClientError
 
         patience = patience or Patience(self._retry_sec)
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(is_transient),
-            stop=patience.is_used_up,
-            before_sleep=patience.note,
-            wait=tenacity.wait_random_exponential(multiplier=0.2, max=10.0),
-            reraise=True,
-        )
         try:
-            return retrying(request, client)
+            return retrying(is_transient, patience)(request, client)
         except (BotoCoreError, ClientError) as error:
             message = f"cannot {verb} {uri}: {reason(error, self._endpoint_url)}"
             raise ObjectError(message, passing=is_transient(error)) from error
@@ -327,38 +319,6 @@ class S3Objects:
                 self._made_client = new_client(self._endpoint_url, self._answer_sec)
                 self._made_in_pid = os.getpid()
             return self._made_client
-
-
-class _S3File(io.RawIOBase):
-    """Random access to one version of an object by ranged reads."""
-
-    def __init__(self, objects: S3Objects, info: ObjectInfo):
-        self._objects = objects
-        self._info = info
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._info.size}[whence]
-        self._at = max(0, base + offset)
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        size = min(len(buffer), self._info.size - self._at)
-        if size <= 0:
-            return 0
-        data = self._objects.read_range(self._info, self._at, size)
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)
 
 
 def split(uri: str) -> tuple[str, str]:
@@ -397,32 +357,6 @@ _NO_ANSWER = (
     *("ConnectTimeoutError", "ReadTimeoutError"),
 )
 _TRANSIENT_CODES = {"SlowDown", "InternalError", "ServiceUnavailable", "RequestTimeout", "503"}
-
-
-class Patience:
-    """Limits how long failures of one operation may take in all. Success has no limit.
-
-    An upload of many parts has one limit, so that a failure per part does not add up to hours.
-    """
-
-    def __init__(self, seconds: float):
-        self._left = seconds
-        self._noted = 0.0  # of the request that is being retried: seconds up to its last failure
-
-    def is_used_up(self, state: tenacity.RetryCallState) -> bool:
-        """Whether to give up after a failure rather than wait and try again."""
-        return self._since(state) + state.upcoming_sleep >= self._left
-
-    def note(self, state: tenacity.RetryCallState) -> None:
-        """Subtract the time of this failure and of the wait that follows it."""
-        since = self._since(state) + state.upcoming_sleep
-        self._left -= since
-        self._noted += since
-
-    def _since(self, state: tenacity.RetryCallState) -> float:
-        if state.attempt_number == 1:
-            self._noted = 0.0
-        return max(0.0, (state.seconds_since_start or 0.0) - self._noted)
 
 
 def new_client(endpoint_url: str | None, answer_sec: float) -> Any:

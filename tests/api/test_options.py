@@ -41,7 +41,7 @@ VALUES: dict[str, Any] = {
     "max_depth": 8, "history_tokens": 10, "verification": "rejection", "dtype": "float32",
     "exactness": "fast", "group_size": 3, "name": "nightly", "tenant": "us", "priority": "high",
     "deadline_sec": 5.0, "budget_usd": 1.0, "notify": ["ops"],
-    "template": "{{ a }}", "template_kind": "jinja", "system": "Be {kind}.",
+    "delimiter": ";", "template": "{{ a }}", "template_kind": "jinja", "system": "Be {kind}.",
 }  # fmt: skip
 
 

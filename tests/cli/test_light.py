@@ -97,7 +97,8 @@ WRONG = {
         ["--input", "lines.jsonl", "--template", "{{ promt }}", "--template-kind", "jinja"],
         "no field `promt` (did you mean `prompt`?)",
     ),
-    "format": (["--format", "csv"], "'csv'"),
+    "cells": (["--input", "cells.csv", "--prompt-column", "p"], "no column `p`"),
+    "format": (["--format", "xml"], "'xml'"),
     "model": (["--verifier", "./nowhere"], "nowhere` does not exist"),
     "no model": (["--verifier", "."], "has no config.json"),
 }
@@ -116,6 +117,7 @@ def test_a_slip_is_answered_before_anything_slow_is_imported(
     folder: Path, name: str, mode: str | None
 ) -> None:
     (folder / "lines.jsonl").write_text('{"prompt": "a"}\n')
+    (folder / "cells.csv").write_text("prompt\na\n")
     flags, said = WRONG[name]
     given = ["--input", "prompts.parquet", "--output", "out", "--verifier", "owner/model", *flags]
     arguments = ["submit-job", *given, *filter(None, [mode])]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import subprocess
 import sys
 from pathlib import Path
@@ -39,7 +40,7 @@ print(accepted, groups, round(peak_mib() - before))
 """
 
 
-@pytest.mark.parametrize("form", ["parquet", "jsonl"])
+@pytest.mark.parametrize("form", ["parquet", "arrow", "csv", "jsonl"])
 def test_planning_two_hundred_thousand_rows_takes_little_memory(
     tmp_path: Path, model_folder: Path, form: str
 ) -> None:
@@ -49,6 +50,13 @@ def test_planning_two_hundred_thousand_rows_takes_little_memory(
     if form == "parquet":  # one giant row group, the worst case
         table = pa.table({"id": ids, "prompt": rows})
         pq.write_table(table, path, row_group_size=ROWS, use_dictionary=False)
+    elif form == "arrow":  # one giant record batch
+        table = pa.table({"id": ids, "prompt": rows})
+        with pa.ipc.new_stream(path, table.schema) as writer:
+            writer.write_table(table)
+    elif form == "csv":
+        with path.open("w", newline="") as text:
+            csv.writer(text).writerows([("id", "prompt"), *zip(ids, rows, strict=True)])
     else:
         with path.open("wb") as file:
             for row_id, row in zip(ids, rows, strict=True):

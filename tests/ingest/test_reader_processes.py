@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 from ingest.making import make_spec
 
-from specbatch.pipeline.inputs import parquet
+from specbatch.pipeline.inputs import columnar
+from specbatch.pipeline.inputs.columnar import ColumnarSource
 from specbatch.pipeline.inputs.contract import Source
 from specbatch.pipeline.inputs.limited import KilledError, LimitedProcess, LimitError
-from specbatch.pipeline.inputs.parquet import ParquetSource
 from specbatch.pipeline.inputs.sources import open_source
 from specbatch.pipeline.inputs.templates import ChatTemplate
 from specbatch.pipeline.storage.objects import Objects
@@ -29,12 +29,12 @@ from support.peak_memory import below, children
 pytestmark = pytest.mark.pipeline  # starts processes
 
 WAIT_SEC = 60.0
-CHILD = "specbatch.pipeline.inputs.parquet_child"
+CHILD = "specbatch.pipeline.inputs.columnar_child"
 
 
-def opened(uri: Path, memory_bytes: int = 768 << 20) -> ParquetSource:
+def opened(uri: Path, memory_bytes: int = 768 << 20) -> ColumnarSource:
     source: Source = open_source(make_spec(uri).input, Objects(), memory_bytes)
-    assert isinstance(source, ParquetSource)
+    assert isinstance(source, ColumnarSource)
     return source
 
 
@@ -60,7 +60,7 @@ def ended(pid: int) -> Callable[[], bool]:
 
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet, "ROWS_PER_BATCH", 3)
+    monkeypatch.setattr(columnar, "ROWS_PER_BATCH", 3)
 
 
 # --- few of them ------------------------------------------------------------------------------

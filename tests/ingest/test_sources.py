@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import socket
 from pathlib import Path
@@ -189,10 +190,14 @@ def test_the_format_is_seen_in_the_file(tmp_path: Path) -> None:
 def test_inputs_that_are_not_there_are_named(tmp_path: Path) -> None:
     assert refusal(tmp_path / "no.parquet") == f"input {tmp_path}/no.parquet does not exist"
     assert refusal(tmp_path / "*.parquet") == f"no file matches input {tmp_path}/*.parquet"
-    (tmp_path / "x.csv").write_text("a,b")
-    assert "holds no *.parquet or *.jsonl files" in refusal(tmp_path)
-    assert "neither Parquet nor JSONL" in refusal(tmp_path / "x.csv")
-    assert "`gs://` is not supported" in refusal("gs://b/x")
+    (tmp_path / "x.txt").write_text("a,b")
+    assert (
+        "holds no *.parquet, *.arrow, *.feather, *.ipc, *.csv, *.tsv or *.jsonl files"
+        in refusal(tmp_path)
+    )
+    assert "holds no *.csv or *.tsv files" in refusal(tmp_path, format="csv")
+    assert "neither Parquet nor JSONL" in refusal(tmp_path / "x.txt")
+    assert "`ftp://` is not supported" in refusal("ftp://b/x")
 
 
 def test_what_is_no_file_is_named_for_what_it_is(tmp_path: Path) -> None:
@@ -236,7 +241,7 @@ def test_a_file_without_rows_may_lie_beside_others(tmp_path: Path) -> None:
 def test_a_folder_of_both_formats_needs_a_choice(tmp_path: Path) -> None:
     write_parquet(tmp_path / "a.parquet", {"prompt": ["p"]})
     write_lines(tmp_path / "a.jsonl", [{"prompt": "j"}])
-    assert "set input.format to choose" in refusal(tmp_path)
+    assert "holds Parquet and JSONL files; set input.format to choose" in refusal(tmp_path)
     assert prompts(opened(tmp_path, format="jsonl")) == ["j"]
     assert prompts(opened(tmp_path, format="parquet")) == ["p"]
 
@@ -398,7 +403,7 @@ def test_batches_shrink_where_rows_are_large(
     rows = [os.urandom(2000).hex() for _ in range(300)]
     path = write_parquet(tmp_path / "a.parquet", {"prompt": rows}, 300)
     lines = write_lines(tmp_path / "a.jsonl", [{"prompt": row} for row in rows])
-    for module in ("parquet", "jsonl"):
+    for module in ("columnar", "jsonl"):
         monkeypatch.setattr(f"specbatch.pipeline.inputs.{module}.BYTES_PER_BATCH", 100_000)
     for file in (path, lines):
         batches = list(opened(file).read())
@@ -422,6 +427,18 @@ def test_a_byte_order_mark_and_a_missing_last_newline_are_fine(tmp_path: Path) -
     source = opened(path)
     source.check()
     assert prompts(source) == ["a", "b"]
+
+
+def test_jsonl_may_be_compressed(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"prompt": "a"}\n{"prompt": "b"}\n'))
+    source = opened(path)
+    assert source.format == "jsonl"
+    (batch,) = source.read()
+    assert prompts(source, batch.position(1)) == ["b"]
+    assert prompts(opened(tmp_path)) == ["a", "b"]
+    path.write_bytes(path.read_bytes()[:-5])
+    assert "is truncated or not gzip" in refusal(path)
 
 
 def test_format_sniffing_reads_past_blank_lines(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from specbatch.jobs.chaos import stand_in_model
-from specbatch.pipeline.inputs.parquet import ParquetSource
+from specbatch.pipeline.inputs.columnar import ColumnarSource
 from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.outputs.outputs import read_manifest, read_output
@@ -98,9 +98,9 @@ def test_a_reading_that_pauses_goes_on_without_reading_ids_again(
     store: Store, uri: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read_again: list[Any] = []
-    ids_until = ParquetSource.ids_until
+    ids_until = ColumnarSource.ids_until
     monkeypatch.setattr(
-        ParquetSource, "ids_until", lambda *a: read_again.append(a) or ids_until(*a)
+        ColumnarSource, "ids_until", lambda *a: read_again.append(a) or ids_until(*a)
     )
     with one_thread(store, tmp_path, max_open_groups=4) as bed:
         run(bed, bed.submit(uri, tmp_path / "out").job_id)
@@ -180,13 +180,13 @@ def test_all_who_read_an_input_do_so_within_the_memory_that_is_set(
 ) -> None:
     """Also when a stopped job is published, with what was never read."""
     told: list[Any] = []
-    init = ParquetSource.__init__
+    init = ColumnarSource.__init__
 
-    def noted(self: ParquetSource, *arguments: Any) -> None:
-        told.append(arguments[3])
+    def noted(self: ColumnarSource, *arguments: Any) -> None:
+        told.append(arguments[4])
         init(self, *arguments)
 
-    monkeypatch.setattr(ParquetSource, "__init__", noted)
+    monkeypatch.setattr(ColumnarSource, "__init__", noted)
     with one_thread(store, tmp_path, max_open_groups=1, reader_bytes=300 << 20) as bed:
         job_id = bed.submit(uri, tmp_path / "out").job_id
         bed.run(most=1 if paused else 0)

@@ -45,7 +45,7 @@ _WARM = (
     "specbatch.workers.lifecycle",
     "specbatch.pipeline.stages.dispatch",
     "specbatch.pipeline.engines.exact.host",
-    "specbatch.pipeline.inputs.parquet",
+    "specbatch.pipeline.inputs.columnar",
     "specbatch.pipeline.ledger.sql.migrate",
     "celery.concurrency.thread",
     "kombu.transport.memory",

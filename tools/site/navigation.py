@@ -12,10 +12,9 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "howto",
         "How to",
         (
-            *("install", "python", "nightly-s3", "schedules", "airflow", "dagster"),
-            *("workers", "observing"),
+            *("install", "inputs", "templates", "python", "nightly-s3", "schedules", "airflow"),
+            *("dagster", "workers", "observing"),
             *(
-                "templates",
                 "openai-batch",
                 "vllm-run-batch",
                 "proposer",

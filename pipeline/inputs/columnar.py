@@ -1,8 +1,9 @@
-"""Reads rows of Parquet files, one row group at a time and only the needed columns.
+"""Reads rows of Parquet and Arrow files, one group at a time and only the needed columns.
 
-A process with limits (`parquet_child.py`) decodes them, whatever the size of the file or of a row
-group. If a batch exceeds the limits the reader asks for fewer rows; rows that fail even one by one
-are quarantined. The work id of a row is (file version, row group, row).
+A group is a row group of Parquet or a record batch of Arrow. A process with limits
+(`columnar_child.py`) decodes them, whatever the size of the file or of a group. If a batch exceeds
+the limits the reader asks for fewer rows; rows that fail even one by one are quarantined. The work
+id of a row is (file version, group, row).
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
+from specbatch.pipeline.inputs.column_types import is_list, is_text
 from specbatch.pipeline.inputs.contract import (
     BYTES_PER_BATCH,
     MAX_ROW_BYTES,
@@ -31,9 +34,8 @@ from specbatch.pipeline.inputs.contract import (
     as_input_error,
     files_from,
 )
-from specbatch.pipeline.inputs.kept import kept_names
+from specbatch.pipeline.inputs.kept import check_there, common_schema
 from specbatch.pipeline.inputs.limited import KilledError, LimitedProcess, LimitError
-from specbatch.pipeline.inputs.parquet_child import is_list, is_text
 from specbatch.pipeline.inputs.prompt_template import check_columns, columns_of
 from specbatch.pipeline.storage.object_store import ObjectInfo
 from specbatch.pipeline.storage.objects import Objects
@@ -45,16 +47,28 @@ log = logging.getLogger(__name__)
 
 GROWN_SHARE = 8  # a process that still holds more than this part of its memory is not reused
 
-_CHILD = "specbatch.pipeline.inputs.parquet_child"
+_CHILD = "specbatch.pipeline.inputs.columnar_child"
+
+
+Kind = Literal["parquet", "arrow"]
+_NAMES = {"parquet": "Parquet", "arrow": "Arrow"}
+_GROUPS = {
+    "parquet": ("row group", "row groups"),
+    "arrow": ("record batch", "record batches"),
+}
 
 
 class DamagedError(Exception):
-    """The bytes are not valid Parquet."""
+    """The bytes are not valid."""
+
+
+class UnreadableError(Exception):
+    """The file is of a kind that is not read; the words say why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFacts:
-    """A row group, as the footer describes it."""
+    """A group, as the file describes it."""
 
     rows: int
     bytes: dict[str, int]  # uncompressed, by the path of the column
@@ -62,6 +76,7 @@ class GroupFacts:
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
+    kind: Kind
     schema: pa.Schema
     groups: tuple[GroupFacts, ...]
 
@@ -74,7 +89,7 @@ class Rows:
     long: dict[int, dict[str, int]]
 
 
-class ParquetReader:
+class ColumnarReader:
     """Reads one file in a process with a budget of its own. Not safe to share between threads.
 
     All methods raise `LimitError` if the process crashed or exceeded its memory or time; the next
@@ -82,17 +97,22 @@ class ParquetReader:
     """
 
     def __init__(
-        self, file: BinaryIO, memory_bytes: int, child: LimitedProcess | None = None
+        self,
+        file: BinaryIO,
+        kind: Kind,
+        memory_bytes: int,
+        child: LimitedProcess | None = None,
     ) -> None:
         """`child`: a process that another reader has released."""
         self._file = file
+        self._kind: Kind = kind
         self._memory_bytes = memory_bytes
         self._size = file.seek(0, 2)
         self._child = child
         self._is_reading = False
 
     def facts(self) -> FileFacts:
-        """The contents of the footer. Raises `DamagedError`."""
+        """The columns and groups. Raises `DamagedError`, and `UnreadableError`."""
         try:
             return self._opened()
         except KilledError:  # not by our limits, so the file need not be at fault
@@ -101,7 +121,7 @@ class ParquetReader:
     def rows(
         self, group: int, columns: Sequence[str], batch_rows: int, skip: int, cap: int
     ) -> Iterator[Rows]:
-        """The rows of a row group after the first `skip`, decoded `batch_rows` at a time.
+        """The rows of a group after the first `skip`, decoded `batch_rows` at a time.
 
         Cells of more than `cap` bytes are null. The reader may be closed between two batches;
         another process then reads the rest. Raises `DamagedError`.
@@ -153,10 +173,11 @@ class ParquetReader:
             self._child = None
 
     def _opened(self) -> FileFacts:
-        self._ask(do="open", size=self._size, memory=self._memory_bytes)
+        self._ask(do="open", format=self._kind, size=self._size, memory=self._memory_bytes)
         schema = pa.ipc.read_schema(pa.py_buffer(self._answer()[1]))
         facts = json.loads(self._answer()[1])
-        return FileFacts(schema, tuple(GroupFacts(g["rows"], g["bytes"]) for g in facts["groups"]))
+        groups = tuple(GroupFacts(g["rows"], g["bytes"]) for g in facts["groups"])
+        return FileFacts(self._kind, schema, groups)
 
     def _ask(self, **asked: Any) -> None:
         if self._child is None:
@@ -186,6 +207,8 @@ class ParquetReader:
             if said["kind"] == "memory":
                 self.close()
                 raise LimitError("it needs too much memory")
+            if said["kind"] == "unsupported":
+                raise UnreadableError(said["words"])
             raise DamagedError(said["words"])
         return kind, payload
 
@@ -200,7 +223,7 @@ def _rows(payload: bytes) -> Rows:
     return Rows(pa.ipc.open_stream(rest).read_next_batch(), long)
 
 
-MOST_UNREADABLE = 100_000  # quarantined rows of one row group
+MOST_UNREADABLE = 100_000  # quarantined rows of one group
 _FEWER = 16  # times fewer rows per batch, after a batch exceeded a limit
 _ACCEPTED = {
     "text": "text (string, binary, or a dictionary of strings)",
@@ -209,23 +232,24 @@ _ACCEPTED = {
 }
 
 
-class ParquetSource:
-    """A list of Parquet files with the same columns."""
-
-    format: Format = "parquet"
+class ColumnarSource:
+    """A list of Parquet or Arrow files with the same columns."""
 
     def __init__(
         self,
         spec: InputSpec,
         objects: Objects,
         files: list[ObjectInfo],
+        kind: Kind,
         memory_bytes: int = READER_BYTES,
     ):
         self.files = files
+        self.format: Format = kind
+        self._kind: Kind = kind
         self._spec = spec
         self._objects = objects
         self._memory_bytes = memory_bytes
-        self._readers: weakref.WeakSet[ParquetReader] = weakref.WeakSet()  # of open files
+        self._readers: weakref.WeakSet[ColumnarReader] = weakref.WeakSet()  # of open files
         self._spare: list[LimitedProcess] = []  # for the next file; never for another job's
         with self._open(files[0]) as (_, first):
             names = first.schema.names
@@ -263,17 +287,15 @@ class ParquetSource:
                 return
 
     def kept_schema(self, wanted: Sequence[str] | None) -> pa.Schema:
-        first: pa.Schema | None = None
+        schema = common_schema(self._schemas(), wanted, self._id)
+        for field in schema:
+            _check_keepable(field)
+        return schema
+
+    def _schemas(self) -> Iterator[tuple[ObjectInfo, pa.Schema]]:
         for info in self.files:
             with self._open(info) as (_, facts):
-                names = kept_names(facts.schema.names, wanted, self._id)
-                _check_there(info, facts.schema, names)
-                found = _fields(facts.schema, names)
-            first = found if first is None else first
-            if not found.equals(first):
-                raise InputError(_unlike(self.files[0], first, info, found))
-        assert first is not None, "an input has files"
-        return first
+                yield info, facts.schema
 
     def kept_rows(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         for info in self.files:
@@ -290,9 +312,9 @@ class ParquetSource:
             self._spare.pop().close()
 
     def _ids(
-        self, reader: ParquetReader, place: _Group, skip: int, limit: int | None
+        self, reader: ColumnarReader, place: _Group, skip: int, limit: int | None
     ) -> Iterator[list[Any]]:
-        """The ids of a row group's rows from `skip` on; `NO_ID` for unreadable rows."""
+        """The ids of a group's rows from `skip` on; `NO_ID` for unreadable rows."""
         assert self._id is not None, "asked only where there are ids"
         end = place.rows if limit is None else limit
         for offset, found in self._batches(reader, place, [self._id], skip):
@@ -305,9 +327,9 @@ class ParquetSource:
                 return  # otherwise read to the end, because only then the process is reusable
 
     def _batches(
-        self, reader: ParquetReader, place: _Group, columns: list[str], skip: int
+        self, reader: ColumnarReader, place: _Group, columns: list[str], skip: int
     ) -> Iterator[tuple[int, Rows | str]]:
-        """(row in the group, rows) of one row group, after its first `skip` rows. If the rest
+        """(row in the group, rows) of one group, after its first `skip` rows. If the rest
         cannot be read at all, the last item has the reason in place of rows."""
         offset, at_once = skip, place.batch_rows(columns)
         killed_at: int | None = None
@@ -327,10 +349,10 @@ class ParquetSource:
                     return
                 at_once = max(1, at_once // _FEWER)
         if offset != max(skip, place.rows):
-            raise InputError(f"{place} has fewer rows than the footer says; write the file again")
+            raise InputError(f"{place} has fewer rows than the file says; write the file again")
 
     def _raws(
-        self, reader: ParquetReader, place: _Group, skip: int, kind: PromptKind
+        self, reader: ColumnarReader, place: _Group, skip: int, kind: PromptKind
     ) -> Iterator[RawBatch]:
         for offset, found in self._batches(reader, place, self._columns(), skip):
             if isinstance(found, str):
@@ -339,18 +361,18 @@ class ParquetSource:
                 yield self._raw(place, offset, found, kind)
 
     def _unreadable(
-        self, reader: ParquetReader, place: _Group, offset: int, kind: PromptKind, reason: str
+        self, reader: ColumnarReader, place: _Group, offset: int, kind: PromptKind, reason: str
     ) -> Iterator[RawBatch]:
         """The rows from `offset` on, each with the problem, and its id if that is readable."""
         if place.rows - offset > MOST_UNREADABLE:
             raise InputError(
                 f"{place} cannot be read within {self._memory_bytes >> 20} MiB ({reason}); write "
-                "the file again with smaller row groups, or raise SPECBATCH_INGEST_MEMORY_MIB"
+                f"the file again with {place.smaller}, or raise SPECBATCH_INGEST_MEMORY_MIB"
             )
         problem = (
             "unreadable",
             f"{place} cannot be read from row {offset} on within {self._memory_bytes >> 20} MiB "
-            f"({reason}): write the file again with smaller values or smaller row groups",
+            f"({reason}): write the file again with smaller values or {place.smaller}",
         )
         for ids in (
             _repeated(None, place.rows - offset)
@@ -396,7 +418,7 @@ class ParquetSource:
 
     def _check_columns(self, info: ObjectInfo, schema: pa.Schema) -> PromptKind:
         check_columns(self._spec, info.uri, schema.names)
-        _check_there(info, schema, self._columns())
+        check_there(info, schema.names, self._columns())
         seed = self._spec.seed_column
         if seed and not pa.types.is_integer(schema.field(seed).type):
             raise InputError(
@@ -428,14 +450,14 @@ class ParquetSource:
         return kind
 
     @contextmanager
-    def _open(self, info: ObjectInfo) -> Iterator[tuple[ParquetReader, FileFacts]]:
+    def _open(self, info: ObjectInfo) -> Iterator[tuple[ColumnarReader, FileFacts]]:
         try:
             file = self._objects.open(info.uri, info.version)
         except ObjectError as error:
             raise as_input_error(error) from error
         with file:
             child = self._spare.pop() if self._spare else None
-            reader = ParquetReader(file, self._memory_bytes, child)
+            reader = ColumnarReader(file, self._kind, self._memory_bytes, child)
             self._readers.add(reader)
             try:
                 yield reader, self._facts(reader, info)
@@ -444,7 +466,7 @@ class ParquetSource:
             finally:
                 reader.close()
 
-    def _facts(self, reader: ParquetReader, info: ObjectInfo) -> FileFacts:
+    def _facts(self, reader: ColumnarReader, info: ObjectInfo) -> FileFacts:
         try:
             return reader.facts()
         except ObjectError as error:
@@ -454,15 +476,18 @@ class ParquetSource:
                 f"{info.uri} failed to read twice, perhaps not because of the file: {error}; "
                 "free memory on this machine, then submit the job again"
             ) from error
+        except UnreadableError as error:
+            raise InputError(f"{info.uri} cannot be read: {error}") from error
         except (DamagedError, LimitError, OSError) as error:
             raise InputError(
-                f"{info.uri} is truncated or not Parquet; write it again, or leave it out"
+                f"{info.uri} is truncated or not {_NAMES[self._kind]}; write it again, or leave it "
+                "out"
             ) from error
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """A row group of a file."""
+    """A group of a file."""
 
     info: ObjectInfo
     facts: FileFacts
@@ -472,46 +497,39 @@ class _Group:
     def rows(self) -> int:
         return self.facts.groups[self.number].rows
 
+    @property
+    def name(self) -> str:
+        return _GROUPS[self.facts.kind][0]
+
+    @property
+    def smaller(self) -> str:
+        return f"smaller {_GROUPS[self.facts.kind][1]}"
+
     def batch_rows(self, columns: list[str]) -> int:
-        """Rows per batch, fewer where rows are large."""
+        """Rows per batch, fewer where rows are large. Arrow does not say how large they are."""
         sizes = self.facts.groups[self.number].bytes
         size = sum(sizes[path] for path in sizes if path.startswith(tuple(columns)))
         return max(1, min(ROWS_PER_BATCH, BYTES_PER_BATCH * self.rows // max(1, size)))
 
     def __str__(self) -> str:
-        return f"row group {self.number} of {self.info.uri}"
+        return f"{self.name} {self.number} of {self.info.uri}"
 
 
-def _check_there(info: ObjectInfo, schema: pa.Schema, names: Sequence[str]) -> None:
-    for name in names:
-        if name not in schema.names:
-            raise InputError(
-                f"{info.uri} has no column `{name}`; its columns are {', '.join(schema.names)}"
-            )
-        if schema.names.count(name) > 1:
-            raise InputError(f"{info.uri} has several columns `{name}`; rename all but one")
-
-
-def _fields(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
-    """These columns with their types; any may be null in the output."""
-    fields = (schema.field(name) for name in names)
-    return pa.schema([pa.field(field.name, field.type) for field in fields])
-
-
-def _unlike(first: ObjectInfo, one: pa.Schema, second: ObjectInfo, other: pa.Schema) -> str:
-    """Says how the columns of two files differ."""
-    if one.names != other.names:
-        how = f"{', '.join(one.names)} in {first.uri}, and {', '.join(other.names)} in {second.uri}"
-        return f"output.keep_columns cannot keep all: columns are {how}; name those to keep"
-    name = next(n for n in one.names if one.field(n).type != other.field(n).type)
-    types = f"{one.field(name).type} in {first.uri}, and {other.field(name).type} in {second.uri}"
-    return f"column `{name}` cannot be kept: it is {types}; make them the same, or leave it out"
+def _check_keepable(field: pa.Field) -> None:
+    """Raise `InputError` for a type that Parquet does not have, such as a union."""
+    try:
+        pq.write_table(pa.schema([field]).empty_table(), pa.BufferOutputStream())
+    except (pa.ArrowException, NotImplementedError):
+        raise InputError(
+            f"column `{field.name}` cannot be kept: it is {field.type}, which Parquet does not "
+            "have; leave it out, or change its type"
+        ) from None
 
 
 def _kept(
     place: _Group, offset: int, found: Rows | str, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """The rows that were read; null for the rest of a row group that cannot be read."""
+    """The rows that were read; null for the rest of a group that cannot be read."""
     if isinstance(found, str):
         log.warning("%s: kept columns are null from row %d on: %s", place, offset, found)
         for nulls in _repeated(None, place.rows - offset):

@@ -1,13 +1,13 @@
-"""Decodes Parquet for `parquet.py`, in a process with limited memory and time.
+"""Decodes Parquet and Arrow for `columnar.py`, in a process with limited memory and time.
 
 A file of a few kilobytes can decode to gigabytes, and a damaged one can crash the library that
 reads it. The parent keeps the file and sends the bytes that this process asks for, so this process
 needs neither names nor credentials. Answers are frames: a letter, a length, the payload.
 
     ?  offset and length of the bytes to send; the answer is their number and the bytes
-    J  JSON: what the footer says, or by how much this process has grown      S  the schema
+    J  JSON: the groups of the file, or by how much this process has grown    S  the schema
     B  rows: a JSON line, then an Arrow stream      D  no more of them
-    E  JSON: why it cannot continue: `damaged` or `memory`
+    E  JSON: why it cannot continue: `damaged`, `memory` or `unsupported`
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ import json
 import struct
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from specbatch.pipeline.inputs.column_types import is_list, is_text
+from specbatch.pipeline.inputs.decoders import Decoder, UnsupportedError, open_decoder
 from specbatch.pipeline.inputs.limited import limit_memory, limit_time, size_of_this_process
 
-READ_BUFFER_BYTES = 4 << 20  # per column; one request to S3
+REQUEST_BYTES = 4 << 20  # that the parent reads and sends at once
 PIECE_BYTES = 8 << 20  # of rows that go back together, about
 BATCH_SEC = 20.0  # of the processor, for one batch
 
@@ -44,7 +45,7 @@ def prepare() -> None:
 
 
 def main() -> None:
-    parquet: pq.ParquetFile | None = None
+    decoder: Decoder | None = None
     first_size = size_of_this_process()
     while line := sys.stdin.buffer.readline():
         asked = json.loads(line)
@@ -52,16 +53,18 @@ def main() -> None:
         try:
             if asked["do"] == "open":
                 limit_memory(asked["memory"])  # above the present size: each file has all of it
-                parquet = _open(asked["size"])
+                decoder = _open(asked["format"], asked["size"])
             elif asked["do"] == "close":
-                parquet = None
+                decoder = None
                 grown = size_of_this_process() - first_size
                 _say(b"J", json.dumps({"grown": grown}).encode())
             else:
-                assert parquet is not None, "a file is opened first"
-                _read(parquet, asked)
+                assert decoder is not None, "a file is opened first"
+                _read(decoder, asked)
         except MemoryError:
             _refuse("memory", "")
+        except UnsupportedError as error:
+            _refuse("unsupported", str(error))
         except (pa.ArrowException, OSError, ValueError) as error:
             _refuse("damaged", str(error))
         limit_time(0)
@@ -100,69 +103,38 @@ class _Remote(io.RawIOBase):
         self._at = (0, self._at, self._size)[whence] + offset
         return self._at
 
-    def read(self, size: int = -1) -> bytes:
+    def read(self, size: int | None = -1) -> Any:
+        """Bytes in an object that pyarrow takes as they are: a copy may be too much."""
         size = self._size - self._at if size is None or size < 0 else size
-        size = max(0, min(size, self._size - self._at))
-        if not size:
-            return b""
-        _say(b"?", struct.pack("<qq", self._at, size))
-        (there,) = struct.unpack("<q", sys.stdin.buffer.read(8))
-        data = sys.stdin.buffer.read(there)
-        self._at += len(data)
+        data = bytearray(max(0, min(size, self._size - self._at)))
+        view = memoryview(data)
+        for first in range(0, len(data), REQUEST_BYTES):
+            _ask_for(self._at, view[first : first + REQUEST_BYTES])
+            self._at += min(REQUEST_BYTES, len(data) - first)
         return data
 
 
+def _ask_for(offset: int, into: memoryview) -> None:
+    """Have these bytes of the file sent. Raises `OSError` if it has fewer."""
+    _say(b"?", struct.pack("<qq", offset, len(into)))
+    (there,) = struct.unpack("<q", sys.stdin.buffer.read(8))
+    if cast(io.BufferedReader, sys.stdin.buffer).readinto(into[:there]) != len(into):
+        raise OSError("the file ends early")
+
+
 # --- what is asked ------------------------------------------------------------------------------
-def _open(size: int) -> pq.ParquetFile:
-    file = _Remote(size)
-    first = pq.ParquetFile(file, page_checksum_verification=True)
-    schema, metadata = first.schema_arrow, first.metadata
-    groups = [_group(metadata.row_group(i)) for i in range(metadata.num_row_groups)]
-    parquet = pq.ParquetFile(
-        file,
-        metadata=metadata,
-        read_dictionary=_with_dictionary(metadata, schema),
-        buffer_size=READ_BUFFER_BYTES,
-        page_checksum_verification=True,
-    )
-    _say(b"S", memoryview(schema.remove_metadata().serialize()))
+def _open(name: str, size: int) -> Decoder:
+    decoder = open_decoder(name, cast(BinaryIO, _Remote(size)))
+    groups = [one._asdict() for one in decoder.groups]
+    _say(b"S", memoryview(decoder.schema.serialize()))
     _say(b"J", json.dumps({"groups": groups}).encode())
-    return parquet
+    return decoder
 
 
-def _group(group: pq.RowGroupMetaData) -> dict[str, Any]:
-    sizes: dict[str, int] = {}
-    for index in range(group.num_columns):
-        chunk = group.column(index)
-        path = chunk.path_in_schema
-        sizes[path] = sizes.get(path, 0) + chunk.total_uncompressed_size
-    return {"rows": group.num_rows, "bytes": sizes}
-
-
-def _with_dictionary(metadata: pq.FileMetaData, schema: pa.Schema) -> list[str]:
-    """Dictionary-encoded text columns. They stay encoded, because a copy per row may be a million
-    times as large as the file."""
-    named = {name for name in schema.names if is_text(schema.field(name).type)}
-    found: set[str] = set()
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        for index in range(group.num_columns):
-            chunk = group.column(index)
-            if chunk.path_in_schema in named and any("DICT" in e for e in chunk.encodings):
-                found.add(chunk.path_in_schema)
-    return sorted(found)
-
-
-def _read(parquet: pq.ParquetFile, asked: dict[str, Any]) -> None:
-    """All rows of a row group after the first `skip`, in batches of `rows`."""
+def _read(decoder: Decoder, asked: dict[str, Any]) -> None:
+    """All rows of a group after the first `skip`, in batches of `rows`."""
     at = 0
-    batches = parquet.iter_batches(
-        batch_size=asked["rows"],
-        row_groups=[asked["group"]],
-        columns=asked["columns"],
-        use_threads=False,  # the next stage has the processor busy; fewer buffers in flight
-    )
-    for batch in batches:
+    for batch in decoder.batches(asked["group"], asked["columns"], asked["rows"]):
         drop = min(max(0, asked["skip"] - at), batch.num_rows)
         at += batch.num_rows
         if drop < batch.num_rows:
@@ -271,18 +243,3 @@ def _at(values: Sizes, array: pa.Array) -> Sizes:
 
 if __name__ == "__main__":
     main()
-
-
-def is_text(kind: pa.DataType) -> bool:
-    """Strings and binaries of every layout."""
-    is_of = pa.types
-    return bool(
-        is_of.is_string(kind) or is_of.is_large_string(kind) or is_of.is_string_view(kind)
-        or is_of.is_binary(kind) or is_of.is_large_binary(kind) or is_of.is_binary_view(kind)
-    )  # fmt: skip
-
-
-def is_list(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    )
