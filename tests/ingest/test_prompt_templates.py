@@ -468,3 +468,23 @@ def test_long_texts_that_rows_share_are_rendered_a_few_at_a_time(
     assert max(together) <= 2
     assert [row.row_index for row in checked] == list(range(3, 10))
     assert [isinstance(row, PromptRow) for row in checked] == [True, False] * 3 + [True]
+
+
+# --- other formats ---------------------------------------------------------------------------
+def test_csv_and_arrow_fill_a_template_too(prompts: Prompts, tmp_path: Path) -> None:
+    csv, arrow = tmp_path / "in.csv", tmp_path / "in.arrow"
+    csv.write_text('id,title,body\na,On time,"It came, early."\nb,,Late\n')
+    table = pa.table({"title": ["On time", ""], "body": ["It came, early.", "Late"]})
+    with pa.ipc.new_file(arrow, table.schema) as writer:
+        writer.write_table(table)
+    for path in (csv, arrow):
+        assert prompts(path, template="{title}: {body}") == [
+            "<s>On time: It came, early.",
+            "<s>: Late",
+        ]
+
+
+def test_a_column_that_a_csv_lacks_is_named_with_what_was_perhaps_meant(tmp_path: Path) -> None:
+    path = tmp_path / "in.csv"
+    path.write_text("body\nx\n")
+    assert "no column `bodi` (did you mean `body`?)" in refusal(path, template="{bodi}")
