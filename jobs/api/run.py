@@ -16,7 +16,7 @@ from specbatch.jobs.api.places import settings_of
 from specbatch.jobs.api.progress import view_of
 from specbatch.jobs.cli.checks import check_input_here, check_job, check_models_first
 from specbatch.jobs.cli.connect import client
-from specbatch.jobs.cli.console import remark
+from specbatch.jobs.cli.console import quieten_libraries, remark
 from specbatch.jobs.running.here import IN_MEMORY, Watcher, run_job
 from specbatch.pipeline.runtime.client import Client
 from specbatch.pipeline.storage.objects import Objects
@@ -171,6 +171,7 @@ def _run(request: Request, made: Asked, wants_stop: Callable[[], bool]) -> Any:
     if request.library is None:
         check_input_here(request.spec.input)
     check_models_first(request.spec)
+    quieten_libraries()
     objects = Objects.of_settings(settings)
     with client(settings) as c:
         order = request.order(c, settings, objects, made.idempotency_key)
@@ -208,8 +209,7 @@ def _frame_of(frame: Any, library: str, job: JobRow, objects: Objects) -> Any:
     from specbatch.pipeline.outputs.outputs import read_output
 
     completions = read_output(job.output_uri, objects)
-    unfinished = f"cancelled: {job.stop_reason or 'the job was stopped'}"
-    return with_completions(frame, library, completions, unfinished)
+    return with_completions(frame, library, completions, job.stop_reason or "cancelled")
 
 
 def _warn(c: Client, job: JobRow) -> None:

@@ -133,12 +133,16 @@ def log_to_stderr() -> None:
         _text_handler = RichHandler(console=err, show_path=False)
     words = "%(message)s" if err.is_terminal else "%(asctime)s %(levelname)s %(message)s"
     _text_handler.setFormatter(_VisibleFormatter(words))
-    for library in ("torchao", "torch.utils._pytree"):
-        # Where it is installed, transformers imports torchao, which warns of its parts for GPUs.
-        logging.getLogger(library).setLevel(logging.ERROR)
+    quieten_libraries()
     logging.basicConfig(level=logging.WARNING, handlers=[_text_handler])
     log.setLevel(logging.INFO)  # remarks, where logs are JSON
     log_as(os.environ.get("SPECBATCH_LOG_FORMAT", "text"))
+
+
+def quieten_libraries() -> None:
+    """Where it is installed, transformers imports torchao, which warns of its parts for GPUs."""
+    for library in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(library).setLevel(logging.ERROR)
 
 
 def log_as(kind: str) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -173,7 +174,7 @@ import sys
 import pandas, specbatch
 frame = pandas.DataFrame({"prompt": [f"def f{i}(x):" for i in range(24)]})
 done = specbatch.run(
-    frame, model=sys.argv[1], max_tokens=400, ignore_eos=True, group_size=4, progress=True
+    frame, model=sys.argv[1], max_tokens=48, ignore_eos=True, group_size=4, progress=True
 )
 print(done["text"].notna().sum(), "texts of", len(done))
 """
@@ -184,8 +185,9 @@ def test_ctrl_c_leaves_a_job_that_the_same_script_resumes(
 ) -> None:
     (folder / "script.py").write_text(SCRIPT)
     command = [sys.executable, "script.py", str(tiny_pair.verifier)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}  # of both: it belongs to the numeric class
     with subprocess.Popen(
-        command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
     ) as running:
         wait_until("a group is planned", lambda: planned(folder) or running.poll() is not None)
         running.send_signal(signal.SIGINT)
@@ -198,7 +200,7 @@ def test_ctrl_c_leaves_a_job_that_the_same_script_resumes(
     assert f"job {left.job_id} stopped" in told
     assert told.endswith("To resume it: make the same call again")
     again = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=WAIT_SEC, check=False
+        command, cwd=folder, capture_output=True, text=True, timeout=WAIT_SEC, env=env, check=False
     )
     assert again.stdout.strip().endswith("24 texts of 24"), again.stderr
     assert f"job {left.job_id} was begun by the same call: it resumes here" in again.stderr
@@ -218,9 +220,10 @@ def test_rows_that_a_budget_left_undone_say_so(folder: Path, job: Options) -> No
     with pytest.warns(specbatch.RowsFailedWarning, match=r"was stopped \(.*specbatch retry"):
         done = specbatch.run(frame, budget_usd=1e-9, **options)
     assert done.column("prompt").to_pylist() == PROMPTS * 8
-    undone = [e for e in done.column("error").to_pylist() if e is not None]
+    rows = zip(*(done.column(name).to_pylist() for name in ("finish_reason", "error")), strict=True)
+    undone = [error for reason, error in rows if reason == "cancelled"]
     assert undone
-    assert all(error.startswith("cancelled") for error in undone)
+    assert all("budget" in error for error in undone)
 
 
 def test_nothing_is_sent_to_a_broker(
@@ -290,7 +293,7 @@ def test_a_cancelled_task_stops_the_job_and_the_same_call_resumes_it(
             follow(*arguments)
 
         monkeypatch.setattr(here, "_follow", watched)
-        options = {**job, "max_tokens": 1500, "ignore_eos": True}
+        options = {**job, "max_tokens": 64, "ignore_eos": True}
         work = asyncio.ensure_future(specbatch.arun(frame, **options))
         await followed.wait()
         work.cancel()
@@ -299,24 +302,21 @@ def test_a_cancelled_task_stops_the_job_and_the_same_call_resumes_it(
 
     asyncio.run(cancelled())
     (left,) = jobs_in(folder)
-    assert left.state is JobState.RUNNING
+    assert not left.state.is_final
     with closing(make_store(settings_of(folder))) as store:
         assert not list(store.holders(left.job_id)), "its groups are given back"
     monkeypatch.setattr(here, "_follow", follow)
-    options = {**job, "max_tokens": 1500, "ignore_eos": True}
+    options = {**job, "max_tokens": 64, "ignore_eos": True}
     assert asyncio.run(specbatch.arun(frame, **options))["text"].notna().all()
     assert [row.job_id for row in jobs_in(folder)] == [left.job_id]
 
 
 def test_the_threads_of_a_job_end_with_it(folder: Path, job: Options) -> None:
     assert folder.is_dir()
-    import threading
-
     specbatch.run(pd.DataFrame({"prompt": ["a"]}), **job)
     before = {thread.name for thread in threading.enumerate()}
     specbatch.run(pd.DataFrame({"prompt": ["b"]}), **job)
-    assert {thread.name for thread in threading.enumerate()} <= before | {"waiting"}
-    assert os.getpid()
+    assert {thread.name for thread in threading.enumerate()} <= before
 
 
 @pytest.mark.usefixtures("folder")

@@ -19,7 +19,7 @@ TORCH = ("torch", "transformers", "tokenizers", "safetensors", "triton")
 LIGHT_ROOMS = (
     *("schemas", "pipeline.ledger", "pipeline.audit", "pipeline.runtime.client"),
     *("pipeline.bootstrap", "workers"),
-    *("jobs.client", "jobs.dags.attaching"),
+    *("jobs.client", "jobs.dags.attaching", "jobs.running", "jobs.api"),
 )
 # Imported only by those that move bulk rows.
 NOT_LIGHT = ("schemas.arrow", "schemas.export_arrow")
