@@ -71,10 +71,12 @@ def serving(store: WebStore, answer: Callable[[WebStore, Asked], Answer]) -> Ite
                 self.rfile.read(size),
             )
             store.asked.append(asked)
+            headers: dict[str, str] = {}
+            body = b""
             if store.fails:
-                status, headers, body = store.fails.pop(0), {}, b""
+                status = store.fails.pop(0)
             elif store.token is not None and asked.headers.get("authorization") != store.token:
-                status, headers, body = 403, {}, b"{}"
+                status, body = 403, b"{}"
             else:
                 status, headers, body = answer(store, asked)
             self.send_response(status)
