@@ -377,8 +377,8 @@ class ParquetSource:
             )
         ]  # fmt: skip
         cells = {name: plain_times(batch.column(name)) for name in columns_of(spec)}
-        for number, row in enumerate(rows if cells else ()):
-            row.columns = {name: values[number] for name, values in cells.items()}
+        for at, raw in enumerate(rows if cells else ()):
+            raw.columns = {name: values[at] for name, values in cells.items()}
         for row, sizes in found.long.items():
             name, size = next(iter(sizes.items()))
             rows[row].problem = (

@@ -60,7 +60,8 @@ class _Templates:
     def _columns(self, text: str) -> set[str]:
         tree = _compiled(self._environment.parse, text)
         self._check(tree)
-        return _compiled(meta.find_undeclared_variables, tree)
+        found: set[str] = _compiled(meta.find_undeclared_variables, tree)
+        return found
 
     def _check(self, tree: nodes.Template) -> None:
         for node in tree.find_all(_OF_OTHER_FILES):
