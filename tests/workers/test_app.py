@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from specbatch.schemas.settings import Settings
 from specbatch.workers.app import make_app
 from specbatch.workers.broker import DELIVERY_LIMIT, VISIBILITY_TIMEOUT_SEC, tls_options
 from specbatch.workers.consumer import CheckedConsumer
+from support.workers import BIN, wait_until, worker
 
 
 def app_on(url: str) -> Celery:
@@ -122,3 +124,19 @@ def test_wrong_tls_options_are_named(query: str, words: str) -> None:
         app_on(f"rediss://user:pass-word@h/0?{query}")
     assert words in str(caught.value)
     assert "pass-word" not in str(caught.value)
+
+
+@pytest.mark.pipeline  # starts processes
+def test_celery_status_finds_no_worker_and_does_none_harm(redis_url: str, tmp_path: Path) -> None:
+    """As the page about workers says: remote control is off."""
+    environment = {"SPECBATCH_BROKER_URL": redis_url, "SPECBATCH_WORKSPACE": str(tmp_path / "w")}
+    with worker("record", environment=environment, cwd=tmp_path) as one:
+        wait_until("it takes messages", lambda: "ready." in one.text(), [one])
+        asked = subprocess.run(
+            [str(BIN / "celery"), "-b", redis_url, "status"],
+            capture_output=True, text=True, check=False, timeout=120,
+        )  # fmt: skip
+        assert asked.returncode == 69
+        assert "No nodes replied within time constraint" in asked.stderr
+        assert one.process.poll() is None
+        assert "ERROR" not in one.end()
