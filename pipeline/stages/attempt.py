@@ -131,8 +131,7 @@ def attempt(
         _fail(context, lease, error)
     except Exception as error:
         reason = _reason(context, lease, error)
-        released = store.release(lease, reason)
-        context.enqueue_again(lease, released.split_off)
+        context.enqueue_again(lease, store.release(lease, reason).split_off)
         if f"{type(error).__name__}: {error}" == reason:
             raise
         # The log must show neither its words nor those of its causes.
