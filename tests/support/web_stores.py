@@ -71,14 +71,7 @@ def serving(store: WebStore, answer: Callable[[WebStore, Asked], Answer]) -> Ite
                 self.rfile.read(size),
             )
             store.asked.append(asked)
-            headers: dict[str, str] = {}
-            body = b""
-            if store.fails:
-                status = store.fails.pop(0)
-            elif store.token is not None and asked.headers.get("authorization") != store.token:
-                status, body = 403, b"{}"
-            else:
-                status, headers, body = answer(store, asked)
+            status, headers, body = self._answer(asked)
             self.send_response(status)
             for name, value in ({"Content-Length": str(len(body))} | headers).items():
                 self.send_header(name, value)
@@ -86,6 +79,13 @@ def serving(store: WebStore, answer: Callable[[WebStore, Asked], Answer]) -> Ite
             if self.command != "HEAD":
                 with suppress(ConnectionError):  # a client may lose interest
                     self.wfile.write(body)
+
+        def _answer(self, asked: Asked) -> Answer:
+            if store.fails:
+                return store.fails.pop(0), {}, b""
+            if store.token is not None and asked.headers.get("authorization") != store.token:
+                return 403, {}, b"{}"
+            return answer(store, asked)
 
         do_GET = do_HEAD = do_POST = _do  # noqa: N815 - the library's names
 
