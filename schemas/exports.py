@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from specbatch.schemas.errors import UsageError
+from specbatch.schemas.spec import READ_ONLY
 
 
 class ExportKind(StrEnum):
@@ -51,6 +52,11 @@ class ExportOrder:
         if not self.to.strip():
             raise UsageError(
                 "--to is empty: name a file ending in .parquet, a folder or an s3:// prefix"
+            )
+        scheme = self.to.partition("://")[0] if "://" in self.to else ""
+        if scheme in READ_ONLY:
+            raise UsageError(
+                f"--to {self.to}: {scheme}:// is for inputs alone; use a folder or s3://"
             )
         if self.kind is not ExportKind.CORRECTIONS and self.selection != Selection():
             raise UsageError(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from specbatch.jobs.cli import checks
 from specbatch.jobs.cli import options as o
 from specbatch.jobs.cli.connect import load_settings
 from specbatch.jobs.cli.console import NOT_SUBMITTED, if_interrupted, new_app, run
-from specbatch.jobs.running.fields import by_field
+from specbatch.jobs.running.fields import FIELD_OF, by_field
 from specbatch.pipeline.engines.models.model_folder import known_context
 from specbatch.pipeline.operations.spec_input import build_spec
 from specbatch.schemas.errors import UsageError
@@ -81,28 +80,12 @@ def submit_job(
     Exit codes: 0 done (or submitted), 2 bad usage or spec, 3 some rows failed, 4 failed,
     5 cancelled, 6 gave up waiting, 130 interrupted.
     """
-    options: dict[str, Any] = {
-        "name": name, "tenant": tenant, "priority": priority,
-        "deadline_sec": deadline_sec, "budget_usd": budget_usd, "notify": notify or None,
-        "input": input, "format": format, "delimiter": delimiter, "prompt_column": prompt_column,
-        "prompt_kind": prompt_kind, "id_column": id_column,
-        "seed_column": seed_column, "sampling_column": sampling_column,
-        "template": o.template_text(template, template_file),
-        "template_kind": template_kind, "system": system,
-        "output": output, "output_format": output_format, "keep_columns": keep_columns,
-        "verifier": verifier, "proposer": proposer,
-        "max_tokens": max_tokens, "min_tokens": min_tokens, "temperature": temperature,
-        "top_p": top_p, "top_k": top_k, "min_p": min_p, "n": n, "seed": seed,
+    given = locals()  # nothing but the parameters yet
+    flags = by_field({name: given[name] for name in FIELD_OF} | {
+        "notify": notify or None, "stop": stop or None, "depth": o.depth_value(depth),
         "stop_token_ids": o.stop_ids(stop_token_id, stop_token_ids),
-        "ignore_eos": ignore_eos, "stop": stop or None,
-        "repetition_penalty": repetition_penalty, "presence_penalty": presence_penalty,
-        "frequency_penalty": frequency_penalty,
-        "logprobs": logprobs, "top_logprobs": top_logprobs,
-        "depth": o.depth_value(depth), "sources": sources, "max_depth": max_depth,
-        "history_tokens": history_tokens, "verification": verification,
-        "dtype": dtype, "exactness": exactness, "group_size": group_size,
-    }  # fmt: skip
-    flags = by_field(options)
+        "template": o.template_text(template, template_file),
+    })  # fmt: skip
     if timeout is not None and not (wait or local):
         raise UsageError("--timeout needs --wait or --local")
     end_within(timeout)

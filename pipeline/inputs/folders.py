@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from specbatch.pipeline.storage.objects import explained, files_below
+from specbatch.pipeline.storage.object_store import explained
+from specbatch.pipeline.storage.objects import files_below
 from specbatch.schemas.errors import InputError
 
 _SUFFIXES = {

@@ -23,7 +23,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from specbatch.pipeline.outputs.outputs import check_writable
-from specbatch.pipeline.storage.objects import Objects, explained, join, tidy
+from specbatch.pipeline.storage.object_store import explained
+from specbatch.pipeline.storage.objects import Objects, join, tidy
 from specbatch.schemas.errors import ObjectError, OutputError
 from specbatch.schemas.export_arrow import SCHEMA_VERSION
 from specbatch.schemas.exports import ExportKind, WrittenFile

@@ -57,7 +57,8 @@ from specbatch.pipeline.outputs.names import (
 )
 from specbatch.pipeline.outputs.openai import OpenAIFiles
 from specbatch.pipeline.outputs.parts import Kept, OutputRow, read_part, write_part
-from specbatch.pipeline.storage.objects import Objects, explained, join, tidy
+from specbatch.pipeline.storage.object_store import explained
+from specbatch.pipeline.storage.objects import Objects, join, tidy
 from specbatch.schemas import arrow
 from specbatch.schemas.audit import DATA_FOLDER
 from specbatch.schemas.crash_points import CrashPoint, reach

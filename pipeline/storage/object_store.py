@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.records import Artefact
+from specbatch.schemas.refusals import REFUSALS, REMEDIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +87,23 @@ def verified(uri: str, data: bytes, expect: Artefact | None) -> bytes:
 def changed(uri: str) -> ObjectError:
     """The error for a file that is no longer the version asked for."""
     return ObjectError(f"{uri} changed while it was being read; it must not change")
+
+
+@contextmanager
+def explained(verb: str, uri: str, only: Collection[int] | None = None) -> Iterator[None]:
+    """Turn the system's refusals inside the block into an `ObjectError` with file and remedy.
+
+    `only`: limits this to these error numbers.
+    """
+    try:
+        yield
+    except OSError as error:
+        if only is not None and error.errno not in only:
+            raise
+        reason = (error.strerror or type(error).__name__).lower()
+        remedy = REMEDIES.get(error.errno or 0) if verb == "write" else None
+        raise ObjectError(
+            f"cannot {verb} {uri}: {reason}" + (f"; {remedy}" if remedy else ""),
+            refused=verb == "write" and error.errno in REFUSALS,
+            place=uri,
+        ) from error

@@ -13,17 +13,23 @@ import os
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from specbatch.pipeline.storage.object_store import ObjectInfo, ObjectStore, changed, verified
+from specbatch.pipeline.storage.object_store import (
+    ObjectInfo,
+    ObjectStore,
+    changed,
+    explained,
+    verified,
+)
 from specbatch.schemas.encryption import Cipher
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.file_modes import Access, make_folder, new_file
 from specbatch.schemas.records import Artefact
-from specbatch.schemas.refusals import REFUSALS, REMEDIES
+from specbatch.schemas.refusals import REFUSALS
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import READ_ONLY
 
@@ -330,23 +336,3 @@ def probe(objects: Objects, folder: str) -> None:
         objects.put_bytes(uri, bytes(PROBE_BYTES))
     finally:
         objects.delete(uri)
-
-
-@contextmanager
-def explained(verb: str, uri: str, only: Collection[int] | None = None) -> Iterator[None]:
-    """Turn the system's refusals inside the block into an `ObjectError` with file and remedy.
-
-    `only`: limits this to these error numbers.
-    """
-    try:
-        yield
-    except OSError as error:
-        if only is not None and error.errno not in only:
-            raise
-        reason = (error.strerror or type(error).__name__).lower()
-        remedy = REMEDIES.get(error.errno or 0) if verb == "write" else None
-        raise ObjectError(
-            f"cannot {verb} {uri}: {reason}" + (f"; {remedy}" if remedy else ""),
-            refused=verb == "write" and error.errno in REFUSALS,
-            place=uri,
-        ) from error

@@ -8,13 +8,13 @@ from the places where that package looks, never from a uri. What a store says go
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import BinaryIO, NoReturn, Protocol, TypeVar
+from typing import BinaryIO, NoReturn, TypeVar
 
 from specbatch.pipeline.storage.object_store import ObjectInfo, changed, verified
 from specbatch.pipeline.storage.ranged import ranged
+from specbatch.pipeline.storage.remote_contract import Remote, VersionGoneError
 from specbatch.pipeline.storage.retrying import Patience, retrying
 from specbatch.schemas.errors import MissingExtraError, ObjectError, SpecbatchError, first_line
 from specbatch.schemas.records import Artefact
@@ -30,37 +30,6 @@ EXTRAS = {
     "http": ("http", ("urllib3",)),
     "https": ("http", ("urllib3",)),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A file of a store."""
-
-    size: int  # bytes
-    version: str  # of its bytes: an ETag, a generation or a digest, never a time
-
-
-class VersionGoneError(Exception):
-    """The store no longer has that version."""
-
-
-class Remote(Protocol):
-    """One kind of store. Its methods raise whatever their library raises."""
-
-    name: str  # in words
-    remedy: str  # what to do where it denies access
-
-    def look(self, uri: str) -> Found | None:
-        """A file, None if there is none."""
-        ...
-
-    def find(self, folder: str) -> dict[str, Found]:
-        """All files below a folder, by uri."""
-        ...
-
-    def read(self, uri: str, version: str, start: int, size: int) -> bytes:
-        """Bytes [start, start + size) of a version. Raises `VersionGoneError`."""
-        ...
 
 
 def remote_objects(scheme: str, retry_sec: float, scratch: Path | None) -> ReadOnlyObjects:

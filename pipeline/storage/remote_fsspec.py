@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, cast
 
-from specbatch.pipeline.storage.remote import Found, VersionGoneError
+from specbatch.pipeline.storage.remote_contract import Found, VersionGoneError
 
 ANSWER_SEC = 60.0
 _NONE_FOUND = 404

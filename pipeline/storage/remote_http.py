@@ -24,8 +24,8 @@ from urllib.request import getproxies, proxy_bypass
 
 import urllib3
 
-from specbatch.pipeline.storage.objects import explained
-from specbatch.pipeline.storage.remote import Found, VersionGoneError
+from specbatch.pipeline.storage.object_store import explained
+from specbatch.pipeline.storage.remote_contract import Found, VersionGoneError
 from specbatch.schemas.errors import ObjectError
 
 ANSWER_SEC = 60.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, TypeGuard
 
-from specbatch.pipeline.storage.remote import Found, VersionGoneError
+from specbatch.pipeline.storage.remote_contract import Found, VersionGoneError
 from specbatch.schemas.errors import ObjectError
 
 if TYPE_CHECKING:

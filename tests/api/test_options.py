@@ -41,7 +41,7 @@ VALUES: dict[str, Any] = {
     "max_depth": 8, "history_tokens": 10, "verification": "rejection", "dtype": "float32",
     "exactness": "fast", "group_size": 3, "name": "nightly", "tenant": "us", "priority": "high",
     "deadline_sec": 5.0, "budget_usd": 1.0, "notify": ["ops"],
-    "delimiter": ";", "template": "{{ a }}", "template_kind": "jinja", "system": "Be {kind}.",
+    "delimiter": ";", "template": "Say {a}.", "template_kind": "jinja", "system": "Be {kind}.",
 }  # fmt: skip
 
 
@@ -63,7 +63,7 @@ def test_the_options_are_those_of_the_command() -> None:
 
 @pytest.mark.parametrize("name", sorted(SpecOptions.__annotations__))
 def test_an_option_reaches_its_field(name: str) -> None:
-    needs = {"template": VALUES["template"]} if name == "template_kind" else {}
+    needs = {"template": "{{ a }}"} if name == "template_kind" else {}
     given = {"verifier": "owner/big", "proposer": "owner/small", **needs, name: VALUES[name]}
     spec = spec_of(asked(None, None, given, RunOptions), "in.parquet", "out")
     assert field(spec, FIELD_OF[name]) == VALUES[name]

@@ -152,7 +152,7 @@ KEPT_TO = {
     ),
     "celery": ("workers", "jobs", "benchmarks"),
     "prometheus_client": ("pipeline.observe.metrics",),
-    "jinja2": ("pipeline.observe.report", "tools.site"),
+    "jinja2": ("pipeline.inputs.prompt_child", "pipeline.observe.report", "tools.site"),
     "kombu": ("workers", "jobs", "benchmarks"),
     "airflow": ("jobs.dags", "jobs.examples"),
     "dagster": ("jobs.dags", "jobs.examples"),

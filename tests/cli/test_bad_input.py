@@ -153,7 +153,7 @@ BAD_FILES = {
     "nothing given": ("name: x", "add --input --output --verifier"),
     "unknown field": (
         "{input: {uri: a, colum: x}, output: {uri: b}, verifier: c}",
-        "unknown field `input.colum` (did you mean `id_column`?); allowed here: format,",
+        "unknown field `input.colum` (did you mean `id_column`?); allowed here: delimiter, format,",
     ),
     "unknown section": (
         "{inputs: {uri: a}, output: {uri: b}, verifier: c}",

@@ -68,9 +68,9 @@ def test_an_interrupted_run_keeps_its_rows_and_ends_with_130(
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--n", "1,x"], "--n: `x` is no whole number; give a list such as 1,8,32"),
+        (["--n", "1,x"], "--n: `x` is not a whole number; give a list such as 1,8,32"),
         (["--n", "0"], "--n takes numbers of prompts of 1 or more"),
-        (["--acceptance", "half"], "--acceptance: `half` is no number"),
+        (["--acceptance", "half"], "--acceptance: `half` is not a number"),
         (["--acceptance", "2"], "--acceptance 2 is not a probability"),
         (["--engines", "ours,nothing"], "--engines knows no `nothing`"),
         (["--engines", "llama.cpp,ours"], "SPECBATCH_BENCH_LLAMA_PYTHON"),

@@ -108,7 +108,8 @@ WRONG = {
     "a folder that is a file": (["--to", "plain"], "plain is a file; name a folder"),
     "another's file": (["--to", "prompts.parquet"], "prompts.parquet exists already"),
     "an empty name": (["--to", ""], "--to is empty: name a file ending in .parquet, a folder or"),
-    "unknown scheme": (["--to", "gs://bucket/x"], "`gs://` is not supported"),
+    "a store that is only read": (["--to", "gs://bucket/x"], "gs:// is for inputs alone"),
+    "unknown scheme": (["--to", "ftp://bucket/x"], "`ftp://` is not supported"),
     "no bucket": (["--to", "s3:///x"], "looks like s3://bucket/key"),
 }
 

@@ -126,8 +126,8 @@ def test_temp_folder_is_gone_afterwards(tmp_path: Path) -> None:
 
 
 def test_an_unknown_scheme_is_refused() -> None:
-    with pytest.raises(ObjectError, match=r"`gs://` is not supported"):
-        Objects().head("gs://bucket/x")
+    with pytest.raises(ObjectError, match=r"`ftp://` is not supported"):
+        Objects().head("ftp://bucket/x")
 
 
 # --- local --------------------------------------------------------------------------------------

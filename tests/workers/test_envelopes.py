@@ -48,7 +48,7 @@ def test_a_message_is_one() -> None:
         ({"properties": {"body_encoding": "rot13"}}, "unknown way"),
         ({"properties": {"body_encoding": {}}}, "unknown way"),
         ({"body": "a"}, "base64"),
-        ({"body": 5}, "no text"),
+        ({"body": 5}, "not text"),
         ({"headers": [1]}, "headers"),
         ({"content-type": []}, "content type"),
     ],
