@@ -183,6 +183,8 @@ def medians(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for way in (LOCAL, REMOTE):
         for share in SHARES:
             at = [row[way][key] for row in rows if (key := f"at_{share:.0%}") in row[way]]
+            if not at:  # all too short
+                continue
             told[f"{way}_at_{share:.0%}"] = {
                 "jobs": len(at),
                 "median_error": round(statistics.median(one["error"] for one in at), 3),

@@ -102,7 +102,7 @@ def parquet_of(frame: Any, library: str, columns: Sequence[str] | None) -> bytes
         ) from None
     chosen = list(columns) if columns is not None else _names_of(frame)
     if odd := [name for name in chosen if not isinstance(name, str)]:
-        raise InputError(f"column {odd[0]!r} of the data is not named by text: rename it")
+        raise InputError(f"column name {odd[0]!r} of the data is not text: rename the column")
     try:
         table = _table_of(frame, library, chosen).replace_schema_metadata(None)
         file = io.BytesIO()

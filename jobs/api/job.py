@@ -91,7 +91,7 @@ class Job:
             raise OutputError(f"job {self._id} is {self.status} and has no results: {why}")
         from specbatch.pipeline.outputs.outputs import read_output
 
-        return read_output(row.output_uri, Objects.of_settings(self._settings))
+        return read_output(row.output_uri, Objects.of_settings(self._settings), row.job_id)
 
     def report(self, *, samples: int = 6, texts: bool = True) -> Report:
         """Costs, figures and decisions as a page, with `samples` outputs token by token.

@@ -22,12 +22,12 @@ from specbatch.jobs.api.frames import (
 from specbatch.jobs.api.options import Asked, Place, spec_of
 from specbatch.pipeline.runtime.client import Client
 from specbatch.pipeline.storage.objects import Objects, join
+from specbatch.pipeline.storage.workspace import frame_file
 from specbatch.schemas.errors import SpecError
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec
 
-FRAMES = "frames"  # folder of the workspace
-INPUT_NAME, OUTPUT_NAME = "prompts.parquet", "output"
+OUTPUT_NAME = "output"  # beside a frame's file
 _DIGITS = 24  # of a digest that names a folder
 _LATER = "chosen-later"  # stands for a place until the spec is known to be right
 
@@ -59,7 +59,7 @@ class Request:
             self.spec = self._spec_of_path()
             return
         self._asked = self._of_frame(asked)
-        self.spec = self._spec_of_frame(_LATER)
+        self.spec = self._spec_of_frame(frame_file(_LATER, _LATER))
         if self.spec.input.format not in ("auto", "parquet"):
             raise SpecError(f"format {self.spec.input.format} is for files, and data is a frame")
         check_frame(data, self.spec.input)
@@ -74,7 +74,9 @@ class Request:
 
     def _of_frame(self, asked: Asked) -> Asked:
         if self.whole:
-            return replace(asked, fields={"keep_columns": "all", **asked.fields})
+            if "keep_columns" in asked.fields or spec_of(asked, _LATER, _LATER).output.keep_columns:
+                return asked
+            return replace(asked, fields={**asked.fields, "keep_columns": "all"})
         for name in ("keep_columns", "output_format"):
             if name in asked.fields:
                 raise SpecError(
@@ -88,9 +90,9 @@ class Request:
         given = None if self.data is None else os.fspath(self.data)
         return spec_of(self._asked, given, self._output)
 
-    def _spec_of_frame(self, folder: str) -> JobSpec:
-        output = self._output or join(folder, OUTPUT_NAME)
-        return spec_of(self._asked, join(folder, INPUT_NAME), output)
+    def _spec_of_frame(self, file: str) -> JobSpec:
+        output = self._output or join(file.rpartition("/")[0], OUTPUT_NAME)
+        return spec_of(self._asked, file, output)
 
     def order(self, c: Client, settings: Settings, objects: Objects, key: str | None) -> Order:
         """Write a frame's file, and choose the key unless the caller did.
@@ -105,7 +107,7 @@ class Request:
         else:
             order = self._unfinished(c, settings, said)
         if order.frame_file is not None:
-            objects.put_bytes(order.frame_file, data)
+            objects.put_new(order.frame_file, data)  # a job may be reading the same already
         return order
 
     def _unfinished(self, c: Client, settings: Settings, said: str) -> Order:
@@ -124,8 +126,8 @@ class Request:
     def _placed(self, settings: Settings, name: str, key: str) -> Order:
         if self.library is None:
             return Order(self.spec, key)
-        folder = join(join(settings.workspace, FRAMES), name)
-        return Order(self._spec_of_frame(folder), key, join(folder, INPUT_NAME))
+        file = frame_file(settings.workspace, name)
+        return Order(self._spec_of_frame(file), key, file)
 
 
 def _digest(data: bytes) -> str:

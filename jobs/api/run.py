@@ -21,7 +21,12 @@ from specbatch.jobs.running.here import IN_MEMORY, Watcher, run_job
 from specbatch.pipeline.runtime.client import Client
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.audit import data_uri
-from specbatch.schemas.errors import JobFailedError, JobInterrupted, RowsFailedWarning
+from specbatch.schemas.errors import (
+    JobFailedError,
+    JobInterrupted,
+    ObjectError,
+    RowsFailedWarning,
+)
 from specbatch.schemas.records import JobRow, JobState
 from specbatch.schemas.settings import Settings
 
@@ -184,7 +189,8 @@ def _run(request: Request, made: Asked, wants_stop: Callable[[], bool]) -> Any:
         if request.library is not None and not request.whole:
             result = _frame_of(request.data, request.library, job, objects)
         if order.frame_file is not None and job.state is JobState.DONE:
-            objects.delete(order.frame_file)  # `specbatch retry` has nothing to read again
+            with suppress(ObjectError):  # it is not needed: `specbatch retry` has nothing to read
+                objects.delete(order.frame_file)
         _warn(c, job)
         return result
 
@@ -208,7 +214,7 @@ def _done(
 def _frame_of(frame: Any, library: str, job: JobRow, objects: Objects) -> Any:
     from specbatch.pipeline.outputs.outputs import read_output
 
-    completions = read_output(job.output_uri, objects)
+    completions = read_output(job.output_uri, objects, job.job_id)
     return with_completions(frame, library, completions, job.stop_reason or "cancelled")
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing, suppress
+from urllib.parse import quote
 
 from specbatch.schemas.errors import SpecbatchError
 from specbatch.schemas.visible import one_line
@@ -35,7 +36,7 @@ def _newest() -> list[tuple[str, str, str]]:
     url = found_settings().store_url
     if not url.startswith(_FILE):
         return []
-    uri = f"file:{url.removeprefix(_FILE)}?mode=ro"
+    uri = f"file:{quote(url.removeprefix(_FILE))}?mode=ro"
     with closing(sqlite3.connect(uri, uri=True, timeout=_WAIT_SEC)) as database:
         return database.execute(
             "SELECT job_id, name, state FROM jobs ORDER BY created_at DESC LIMIT ?", (MOST_JOBS,)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +14,9 @@ from specbatch.jobs.cli.options import JobId, Json
 from specbatch.jobs.cli.stores import found_settings
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.operations.tools import make_results
+from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.schemas.errors import SpecbatchError, UsageError
+from specbatch.schemas.privacy import SEALED
 from specbatch.schemas.settings import Settings
 
 if TYPE_CHECKING:  # the light install has no pyarrow
@@ -60,12 +62,14 @@ def _compare(settings: Settings, left: str, right: str, most: int, json: bool) -
         from specbatch.pipeline.operations.comparing import compare, spec_differences
 
         found = compare(one.compared(), other.compared(), most)
-    specs = spec_differences(one.job, other.job)
+    specs = spec_differences(one.job, other.job, Privacy.of_settings(settings).templates)
+    is_whole = not any(job.spec.get(SEALED) for job in jobs)
     if json:
         say_json(as_json((one.job.job_id, other.job.job_id), found, specs))
     else:
-        with while_read():
-            for line in (*count_lines(found), *difference_lines(found), *spec_lines(specs)):
+        lines = (*count_lines(found), *difference_lines(found), *spec_lines(specs, is_whole))
+        with suppress(SystemExit, typer.Exit), while_read():  # the outcome is that of the jobs
+            for line in lines:
                 say(line)
     return found.equal
 
@@ -114,10 +118,13 @@ def _value(value: Any) -> str:
     return "nothing" if value is None else repr(value) if isinstance(value, str) else str(value)
 
 
-def spec_lines(specs: dict[str, tuple[Any, Any]]) -> Iterator[str]:
-    """What decides outputs and differs between the jobs."""
-    if not specs:
+def spec_lines(specs: dict[str, tuple[Any, Any]], is_whole: bool = True) -> Iterator[str]:
+    """What decides outputs and differs between the jobs. Not `is_whole`: privacy has reduced what
+    the store keeps of a spec."""
+    if not specs and is_whole:
         yield "the jobs have the same model, numeric class, input and sampling"
+    if not specs and not is_whole:
+        yield "what the store keeps of both specs is the same; privacy has reduced it"
     for name, (left, right) in specs.items():
         yield f"{name}: {_spec_value(left)} and {_spec_value(right)}"
 

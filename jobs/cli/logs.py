@@ -70,24 +70,30 @@ def logs(
 ) -> None:
     """Print what workers logged about a job.
 
-    Workers keep it in their workspace for SPECBATCH_JOB_LOG_DAYS days. What is no matter of one job
-    is only in a worker's own log, on its stderr.
+    Workers keep it in their workspace for SPECBATCH_JOB_LOG_DAYS days. Records that
+    belong to no single job are only in the worker's own log, on its stderr.
     """
     settings, begin = found_settings(), "" if since is None else time_of(since)
     with closing(make_store(settings)) as store:
         row = store.get_job(job)
     folders = folders_of(settings, row)
-    found = [folder for folder in folders if workers_in(folder)]
-    if not found:
-        remark(_nothing(settings, row, folders))
-        return
-    with while_read():
-        for folder in found:
-            count = len(workers_in(folder))
-            remark(f"logs of {count:,} worker{'s' if count != 1 else ''}: {folder}")
-            for fields in read_logs(folder, worker):
-                if is_wanted(fields, level, begin):
-                    _print(fields, json)
+    try:
+        found = [folder for folder in folders if workers_in(folder)]
+        if not found:
+            remark(_nothing(settings, row, folders))
+            return
+        with while_read():
+            for folder in found:
+                count = len(workers_in(folder))
+                remark(f"logs of {count:,} worker{'s' if count != 1 else ''}: {folder}")
+                for fields in read_logs(folder, worker):
+                    if is_wanted(fields, level, begin):
+                        _print(fields, json)
+    except PermissionError as error:
+        raise UsageError(
+            f"the logs of job {row.job_id} belong to another user ({error.filename}): run this as "
+            "the workers' user, or let them set SPECBATCH_STORE_MODE=group"
+        ) from None
 
 
 def folders_of(settings: Settings, job: JobRow) -> list[Path]:
@@ -97,7 +103,7 @@ def folders_of(settings: Settings, job: JobRow) -> list[Path]:
     found = [logs_of(workspace, job.job_id) for workspace in workspaces if workspace]
     if not any(found):
         raise UsageError(
-            f"the workspace {settings.workspace} is no folder, so workers keep no logs of single "
+            f"the workspace {settings.workspace} is not a local folder, so workers keep no logs of single "
             "jobs: look at what they write to stderr (SPECBATCH_LOG_FORMAT=json names the job)"
         )
     return [folder for folder in found if folder is not None]

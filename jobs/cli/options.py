@@ -237,7 +237,7 @@ def depth_value(text: str | None) -> str | int | None:
 
 
 def template_text(text: str | None, file: Path | None) -> str | None:
-    """The template, whichever way it was given. The last line end of a file is no part of it.
+    """The template, whichever way it was given. A file's last line end is not part of it.
 
     Raises `UsageError`.
     """

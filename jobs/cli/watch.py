@@ -17,7 +17,8 @@ from specbatch.pipeline.observe.terminal.progress import (
     progress_view,
 )
 from specbatch.pipeline.runtime.client import Client
-from specbatch.schemas.patience import end_within
+from specbatch.schemas.errors import StoreError, WaitTimeoutError
+from specbatch.schemas.patience import NoAnswerError, end_within
 from specbatch.schemas.records import JobRow
 from specbatch.schemas.settings import Settings
 
@@ -36,6 +37,7 @@ def watch(
     outcome, as `submit-job --wait` has it.
     """
     settings = found_settings()
+    end_within(timeout)
     with client(settings) as c:
         row = c.job(job)
         _follow(settings, c, row, interval, timeout)
@@ -61,6 +63,10 @@ def _follow(
                     remark(interrupted_line(job.job_id))
                 is_told = stopped
         end_within(None)  # the job has ended: what is left is to say how
+    except StoreError as error:
+        if timeout is None or not isinstance(error.__cause__, NoAnswerError):
+            raise
+        raise WaitTimeoutError(f"{error}; job {job.job_id} is not stopped by this") from error
     except KeyboardInterrupt:
         remark(
             f"stopped watching; job {job.job_id} is not stopped by this: `specbatch cancel "

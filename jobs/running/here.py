@@ -5,8 +5,10 @@ Knows nothing of terminals and exit codes: `Watcher` shows progress, errors say 
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from specbatch.pipeline.bootstrap import Worker
 
 EVERY_SEC = 0.2
+# Celery has one broker in memory and one current app for a whole process.
+_ONE_AT_A_TIME = threading.Lock()
 IN_MEMORY = "memory://localhost/"
 
 Show = Callable[[JobProgress, EngineCounts | None], None]
@@ -80,6 +84,7 @@ def run_job(
         _take_over(settings, job.job_id)  # before the first sweep, which finds what that has freed
         with (
             _sigterm_as_interrupt(),
+            _alone(watcher, timeout_sec),
             embedded(settings, spec.verifier, job.proposer, only_job=job.job_id) as (app, worker),
         ):
             check_served(worker, job.job_id, spec)
@@ -103,6 +108,22 @@ def run_job(
             f"job {job.job_id} did not end within {timeout_sec:g} s and was stopped; "
             f"to resume it: {hint}"
         ) from None
+
+
+@contextmanager
+def _alone(watcher: Watcher, timeout_sec: float | None) -> Iterator[None]:
+    """Wait until no other thread of this process runs a job. Raises `KeyboardInterrupt` where the
+    watcher wants a stop, and `WaitTimeoutError`."""
+    until = math.inf if timeout_sec is None else time.monotonic() + timeout_sec
+    while not _ONE_AT_A_TIME.acquire(timeout=EVERY_SEC):
+        if watcher.wants_stop():
+            raise KeyboardInterrupt
+        if time.monotonic() >= until:
+            raise WaitTimeoutError("another job of this process did not end in time")
+    try:
+        yield
+    finally:
+        _ONE_AT_A_TIME.release()
 
 
 def _take_over(settings: Settings, job_id: str) -> None:
@@ -205,6 +226,7 @@ def engine_counts(worker: Worker) -> EngineCounts:
         proposed=sum(s.proposed for s in stats),
         accepted=sum(s.accepted for s in stats),
         drafted=sum(s.generated_tokens for s in drafting.stats) if drafting else 0,
+        is_loaded=bool(stats),
     )
 
 

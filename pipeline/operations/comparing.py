@@ -8,7 +8,7 @@ temporary SQLite database, which SQLite moves to disk as it grows.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, fields
 from itertools import zip_longest
@@ -16,12 +16,14 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from specbatch.pipeline.outputs.rows import ComparedRow, logprobs, token_ids
+from specbatch.schemas.prompt_places import in_brief
 from specbatch.schemas.records import JobRow
 
 CONTEXT = 40  # characters of a text that are shown from the first difference on
 # What decides a completion, beside the model: fields of a spec.
 _DECIDING = ("sampling", "input", "engine")
 _LIKEWISE = ("verification",)  # of `speculation`
+_TEMPLATES = ("input.template", "input.system")
 _CACHE_KIB = 16 << 10
 
 _FIELDS = tuple(one.name for one in fields(ComparedRow))
@@ -42,6 +44,11 @@ class Difference(NamedTuple):
     right: Any
     left_text: str | None  # from the first different character on, cut
     right_text: str | None
+
+
+def in_brief_of(job: JobRow) -> list[tuple[str, str]]:
+    """A job's templates, each on a line."""
+    return in_brief(job.spec)
 
 
 @dataclass(slots=True)
@@ -101,14 +108,23 @@ def difference(left: ComparedRow, right: ComparedRow) -> Difference | None:
     )
 
 
-def spec_differences(left: JobRow, right: JobRow) -> dict[str, tuple[Any, Any]]:
-    """What decides outputs and differs between two jobs, by the names of the spec's fields."""
+def spec_differences(
+    left: JobRow, right: JobRow, shown: Callable[[JobRow], Iterable[tuple[str, str]]] = in_brief_of
+) -> dict[str, tuple[Any, Any]]:
+    """What decides outputs and differs between two jobs, by the names of the spec's fields.
+
+    `shown`: the part of a job's templates that may be shown, by their names.
+    """
     one, other = _deciding(left), _deciding(right)
-    return {
-        name: (one.get(name), other.get(name))
-        for name in dict.fromkeys([*one, *other])
-        if one.get(name) != other.get(name)
-    }
+    differing = [
+        name for name in dict.fromkeys([*one, *other]) if one.get(name) != other.get(name)
+    ]
+    for job, values in ((left, one), (right, other)):
+        may_be = {f"input.{name}": text for name, text in shown(job)}
+        for name in _TEMPLATES:
+            if values.get(name) is not None:
+                values[name] = may_be.get(name, "not shown")
+    return {name: (one.get(name), other.get(name)) for name in differing}
 
 
 def _deciding(job: JobRow) -> dict[str, Any]:

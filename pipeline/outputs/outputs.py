@@ -279,16 +279,20 @@ def check_writable(folder: Path) -> None:
             path.rmdir()
 
 
-def read_output(uri: str, objects: Objects | None = None) -> pa.Table:
-    """A finished output as one table. Raises `OutputError` if it is not finished, `ObjectError` if
-    a part is damaged."""
+def read_output(
+    uri: str, objects: Objects | None = None, job_id: str | None = None
+) -> pa.Table:
+    """A finished output as one table. Raises `OutputError` if it is not finished, or not that of
+    `job_id`, and `ObjectError` if a part is damaged."""
     objects = objects or Objects()
     manifest = read_manifest(uri, objects)
+    if job_id not in (None, manifest.job_id):
+        raise OutputError(f"{uri} holds the output of job {manifest.job_id} now, not of {job_id}")
     tables = []
     for part in manifest.parts:
         expect = Artefact(join(uri, part.name), part.sha256, part.size_bytes)
         tables.append(read_part(objects.get_bytes(expect.uri, expect), part.name))
-    return pa.concat_tables(tables)
+    return pa.concat_tables(tables, promote_options="permissive")
 
 
 def read_manifest(uri: str, objects: Objects | None = None) -> Manifest:

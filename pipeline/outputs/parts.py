@@ -91,11 +91,15 @@ def _pieces(rows: Iterator[OutputRow], kept: Kept | None) -> Iterator[_Piece]:
 
 
 def read_part(data: bytes, name: str) -> pa.Table:
-    """The rows of a part, whose name says the format."""
+    """The rows of a part, whose name says the format. Kept columns of JSON lines have the types
+    that JSON says."""
     if name.endswith(".parquet"):
         return pq.read_table(pa.BufferReader(data))
     rows = [orjson.loads(line) for line in data.splitlines()]
-    return pa.Table.from_pylist(rows, schema=arrow.OUTPUT)
+    table = pa.Table.from_pylist(rows, schema=arrow.OUTPUT)
+    for name in (name for name in (rows[0] if rows else ()) if name not in arrow.OUTPUT.names):
+        table = table.append_column(name, pa.array([row[name] for row in rows]))
+    return table
 
 
 def _write_parquet(path: Path, pieces: Iterator[_Piece], more: pa.Schema | None) -> int:

@@ -27,7 +27,7 @@ from specbatch.pipeline.outputs.names import (
 )
 from specbatch.pipeline.storage.history_files import delete_histories
 from specbatch.pipeline.storage.objects import ASKED_RETRY_SEC, Objects, join, tidy
-from specbatch.pipeline.storage.workspace import delete_own
+from specbatch.pipeline.storage.workspace import delete_own, is_frame_file
 from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.errors import ObjectError, UsageError
 from specbatch.schemas.records import JobRow, JobState
@@ -191,7 +191,9 @@ class Purger:
     def _delete_files(self, job: JobRow, with_output: bool) -> ObjectError | None:
         """Delete what can be deleted; returns the first error of what cannot."""
         problem = None
-        deleting: list[Callable[[JobRow], object]] = [self.clear, self._delete_logs]
+        deleting: list[Callable[[JobRow], object]] = [
+            *(self.clear, self._delete_logs, self._delete_frame)
+        ]
         if with_output:
             deleting.append(self._delete_output)
         for delete in deleting:
@@ -210,6 +212,14 @@ class Purger:
                     self.objects.delete(file.uri)
                 with suppress(OSError):  # a folder that is missing, or has a new file
                     folder.rmdir()
+
+    def _delete_frame(self, job: JobRow) -> None:
+        """Delete the input if it was made of a frame: then it is in the workspace, and no user's.
+        Each job has one of its own."""
+        uri = str((job.spec.get("input") or {}).get("uri") or "")
+        for workspace in {self.workspace, workspace_of(job.workspace_uri)}:
+            if workspace and uri and is_frame_file(workspace, uri):
+                self.objects.delete(uri)
 
     def _delete_output(self, job: JobRow) -> None:
         """Delete what the job's manifest lists, then the manifest, then what an unfinished

@@ -10,6 +10,7 @@ file again writes the same bytes. Outputs are not encrypted: they belong to thei
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable
 
@@ -17,6 +18,20 @@ from specbatch.pipeline.storage.objects import Objects, join, local_path, tidy
 from specbatch.schemas.encryption import SETTING, is_encrypted, no_key
 from specbatch.schemas.errors import ObjectError, StoreError, UsageError
 from specbatch.schemas.records import Artefact, JobRow, Lease
+
+
+_FRAME_FILE = re.compile(r"[0-9A-Za-z-]+/prompts\.parquet")
+
+
+def frame_file(workspace: str, name: str) -> str:
+    """Where an input that was made of a frame lies. `name`: letters, digits and hyphens."""
+    return join(join(workspace, "frames"), f"{name}/prompts.parquet")
+
+
+def is_frame_file(workspace: str, uri: str) -> bool:
+    """Whether an input was made of a frame: it is then the workspace's, and no user's."""
+    root = f"{tidy(join(workspace, 'frames'))}/"
+    return tidy(uri).startswith(root) and bool(_FRAME_FILE.fullmatch(tidy(uri).removeprefix(root)))
 
 
 def name_of_attempt(kind: str, lease: Lease, ending: str = "arrow") -> str:

@@ -28,7 +28,7 @@ from specbatch.pipeline.outputs.outputs import read_output
 from specbatch.schemas.records import JobRow, JobState
 from support import demo
 from support.models import TinyPair
-from support.workers import WAIT_SEC, wait_until
+from support.workers import BIN, WAIT_SEC, wait_until
 
 pytestmark = pytest.mark.pipeline  # runs models
 
@@ -174,17 +174,21 @@ import sys
 import pandas, specbatch
 frame = pandas.DataFrame({"prompt": [f"def f{i}(x):" for i in range(24)]})
 done = specbatch.run(
-    frame, model=sys.argv[1], max_tokens=48, ignore_eos=True, group_size=4, progress=True
+    frame, model=sys.argv[1], max_tokens=48, ignore_eos=True, group_size=4, progress=True,
+    output=sys.argv[2] if len(sys.argv) > 2 else None,
 )
+if isinstance(done, str):
+    done = pandas.read_parquet(done)
 print(done["text"].notna().sum(), "texts of", len(done))
 """
 
 
+@pytest.mark.parametrize("output", [[], ["to-here"]], ids=["frame", "folder"])
 def test_ctrl_c_leaves_a_job_that_the_same_script_resumes(
-    folder: Path, tiny_pair: TinyPair
+    folder: Path, tiny_pair: TinyPair, output: list[str]
 ) -> None:
     (folder / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "script.py", str(tiny_pair.verifier)]
+    command = [sys.executable, "script.py", str(tiny_pair.verifier), *output]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}  # of both: it belongs to the numeric class
     with subprocess.Popen(
         command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
@@ -328,3 +332,25 @@ def test_a_template_makes_the_prompts_of_a_frame(job: Options) -> None:
     assert done["text"][0] == specbatch.run(whole, **job)["text"][0]
     assert "null_column" in done["error"][1]
     assert list(done["arguments"]) == list(frame["arguments"])
+
+
+def test_two_jobs_at_once_are_done_one_after_the_other(folder: Path, job: Options) -> None:
+    frames = [pd.DataFrame({"prompt": PROMPTS[:4]}), pd.DataFrame({"prompt": PROMPTS[4:]})]
+
+    async def both() -> list[pd.DataFrame]:
+        return await asyncio.gather(*(specbatch.arun(frame, **job) for frame in frames))
+
+    found = pd.concat(asyncio.run(both()))["text"]
+    whole = specbatch.run(pd.DataFrame({"prompt": PROMPTS}), **job)["text"]
+    assert list(found) == list(whole)
+    assert len(jobs_in(folder)) == 3
+
+
+def test_purge_deletes_the_file_that_was_made_of_a_frame(folder: Path, job: Options) -> None:
+    with pytest.warns(specbatch.RowsFailedWarning):
+        specbatch.run(pd.DataFrame({"prompt": ["a", None]}), **job)
+    assert files_of_frames(folder) == ["prompts.parquet"]  # `retry` may need it
+    (row,) = jobs_in(folder)
+    command = [str(BIN / "specbatch"), "purge", "--job", row.job_id]
+    subprocess.run(command, cwd=folder, check=True, timeout=WAIT_SEC)
+    assert files_of_frames(folder) == []

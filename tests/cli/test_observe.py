@@ -118,6 +118,7 @@ def test_the_meter_fills_the_gaps_between_commits_with_the_engine() -> None:
         PROGRESS, state=JobState.RUNNING, rows_done=0, rows_failed=0, groups_done=0,
         completion_tokens=0, proposed=0, accepted=0,
     )  # fmt: skip
+    assert meter.read(begun, EngineCounts(is_loaded=False)).phase == "loading the model"
     assert meter.read(begun, EngineCounts(drafted=5)).phase == "drafting"
     clock.now = 2.0
     reading = meter.read(begun, EngineCounts(finished=4, tokens=160, proposed=10, accepted=5))

@@ -103,8 +103,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Desk:
 def test_the_installation_tells_its_version_and_what_the_machine_can_do(desk: Desk) -> None:
     assert re.fullmatch(r"specbatch \d+\.\d+\.\d+\n", desk.run("specbatch", "--version"))
     doctor = desk.run("specbatch", "doctor")
-    assert "native" in doctor
-    assert "PASS" in doctor or "ok" in doctor
+    assert "kernels at" in doctor
+    assert "✗" not in doctor
 
 
 def test_the_demo_shows_two_runs_with_the_same_outputs(desk: Desk) -> None:
@@ -153,7 +153,7 @@ def test_pandas_in_a_notebook(desk: Desk) -> None:
         (("--input", "review.csv"), "review.csv"),
         (("--template", "{bodi}"), "body"),
         (("--format", "parquet"), "Parquet"),
-        (("--verifier", "models/none"), "models/none"),
+        (("--verifier", "./models/none"), "models/none"),
         (("--max-token", "8"), "--max-tokens"),
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
@@ -173,7 +173,7 @@ def test_a_wrong_input_is_one_sentence_that_names_it(
 def test_ctrl_c_keeps_what_is_done_and_the_job_resumes(desk: Desk) -> None:
     def job(output: str) -> list[str]:
         return ["submit-job", "--local", "--input", "many.csv", "--prompt-column", "body",
-                "--verifier", desk.verifier, "--proposer", desk.draft, "--max-tokens", "32",
+                "--verifier", desk.verifier, "--proposer", desk.draft, "--max-tokens", "128",
                 "--group-size", "16", "--output", output]  # fmt: skip
 
     running = subprocess.Popen(
@@ -184,7 +184,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_job_resumes(desk: Desk) -> None:
     lines = []
     for line in running.stdout:
         lines.append(line)
-        if (done := re.search(r"(\d+)/\d+ prompts", line)) and int(done[1]) > 0:
+        if (done := re.search(r"(\d+)/\d+ prompts", line)) and 0 < int(done[1]) < MANY:
             running.send_signal(signal.SIGINT)
             break
     lines.extend(running.stdout)

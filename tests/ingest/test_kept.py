@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import decimal
-from collections.abc import Iterator
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,13 +25,14 @@ from specbatch.pipeline.inputs.kept import (
     kept_schema,
 )
 from specbatch.pipeline.inputs.sources import open_source
-from specbatch.pipeline.outputs.outputs import OutputWriter
+from specbatch.pipeline.outputs.outputs import OutputWriter, read_output
 from specbatch.pipeline.outputs.parts import Kept
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.arrow import OUTPUT
-from specbatch.schemas.errors import InputError
+from specbatch.schemas.errors import InputError, OutputError
 from specbatch.schemas.records import RejectedRow
 from specbatch.schemas.spec import InputSpec, KeptColumns, OutputFormat
+from support.tree import ROOT
 
 ROWS = 23
 TABLE = pa.table(
@@ -93,6 +98,110 @@ def test_columns_come_by_row_with_their_types(tmp_path: Path, wanted: KeptColumn
     assert table.select(names).to_pylist() == given.to_pylist()
 
 
+# --- types -----------------------------------------------------------------------------------
+_NUMBERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(),
+            pa.uint64(), pa.float32(), pa.float64(), pa.decimal32(5, 2), pa.decimal64(12, 3),
+            pa.decimal128(20, 4), pa.decimal256(50, 6)]  # fmt: skip
+_TIMES = [pa.date32(), pa.date64(), pa.time32("s"), pa.time32("ms"), pa.time64("us"),
+          pa.time64("ns"), *(pa.timestamp(unit) for unit in ("s", "ms", "us", "ns")),
+          pa.timestamp("ns", "Europe/Berlin"),
+          *(pa.duration(unit) for unit in ("s", "ms", "us", "ns"))]  # fmt: skip
+_TEXTS = [pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(),
+          pa.binary_view(), pa.binary(3)]  # fmt: skip
+_LISTS = [pa.list_(pa.int32()), pa.large_list(pa.string()), pa.list_(pa.float64(), 2),
+          pa.list_view(pa.int8()), pa.large_list_view(pa.int16())]  # fmt: skip
+
+
+def every_type(rows: range) -> pa.Table:
+    """A column of each type that Parquet can hold, every seventh cell null."""
+
+    def column(kind: pa.DataType, cell: Callable[[int], Any]) -> pa.Array:
+        return pa.array([None if i % 7 == 3 else cell(i) for i in rows], kind)
+
+    day = 86_400
+    columns = {
+        "id": pa.array([f"r{i}" for i in rows]),
+        "prompt": pa.array([f"p{i}" for i in rows]),
+        "null": pa.nulls(len(rows)),
+        "bool": column(pa.bool_(), lambda i: i % 2 == 0),
+        "half": column(pa.float16(), lambda i: np.float16(i % 100)),
+    }
+    for kind in _NUMBERS:
+        columns[str(kind)] = column(kind, lambda i: i % 100)
+    for kind in _TIMES:
+        is_of_day = pa.types.is_time(kind)
+        ticks = {"[s]": 1, "[ms]": 10**3, "[us]": 10**6, "[ns]": 10**9}
+        scale = next((scale for unit, scale in ticks.items() if unit in str(kind)), 1)
+        whole = day * 1000 if pa.types.is_date64(kind) else scale
+        width = pa.int32() if kind.bit_width == 32 else pa.int64()
+        columns[str(kind)] = column(width, lambda i, f=whole, d=is_of_day: (i % day if d else i) * f
+                                    ).cast(kind)  # fmt: skip
+    for kind in _TEXTS:
+        columns[str(kind)] = column(kind, lambda i: b"%03d" % (i % 1000)
+                                    if "binary" in str(kind) else f"t{i}")  # fmt: skip
+    for kind in _LISTS:
+        text = pa.types.is_large_string(kind.value_type) or pa.types.is_string(kind.value_type)
+        columns[str(kind)] = column(kind, lambda i, t=text: [str(i), "x"] if t else [i % 100, 1])
+    columns["struct"] = column(
+        pa.struct({"a": pa.int64(), "b": pa.list_(pa.string())}), lambda i: {"a": i, "b": [str(i)]}
+    )
+    columns["map"] = column(pa.map_(pa.string(), pa.int64()), lambda i: [("k", i)])
+    columns["dictionary"] = column(pa.string(), lambda i: f"k{i % 5}").dictionary_encode()
+    return pa.table(columns)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_every_type_that_parquet_has_comes_back(tmp_path: Path, kind: str) -> None:
+    table = every_type(range(ROWS))
+    path = tmp_path / f"in.{kind}"
+    if kind == "parquet":
+        pq.write_table(table, path, row_group_size=10)
+    else:
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table, max_chunksize=10)
+    parts = written(InputSpec(uri=str(path)), tmp_path / "out", "all")
+    kept_table = pa.concat_tables([pq.read_table(part) for part in parts])
+    names = [name for name in table.column_names if name != "id"]
+    for name in names:
+        assert kept_table.schema.field(name).type == table.schema.field(name).type, name
+    given = table.select(names).take(kept_table["row_index"].combine_chunks().cast(pa.int64()))
+    assert kept_table.select(names).to_pylist() == given.to_pylist()
+
+
+def test_a_type_that_parquet_lacks_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "in.arrow"
+    table = pa.table({"prompt": ["a"], "span": pa.array([(1, 2, 3)], pa.month_day_nano_interval())})
+    with pa.ipc.new_file(path, table.schema) as writer:
+        writer.write_table(table)
+    source = open_source(InputSpec(uri=str(path)), Objects())
+    with pytest.raises(InputError, match="`span` cannot be kept: it is month_day_nano_interval"):
+        kept_schema(source, "all")
+    assert kept_schema(source, ("prompt",)).names == ["prompt"]
+
+
+def peaks(rows: int) -> list[int]:
+    """Memory in MiB of writing an output of a quarter of the rows, and of all."""
+    done = subprocess.run(
+        [sys.executable, Path(__file__).with_name("kept_memory.py"), str(rows)],
+        env=os.environ | {"PYTHONPATH": f"{ROOT / '.typing'}:{ROOT / 'tests'}"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [int(word) for word in done.stdout.split()]
+
+
+@pytest.mark.pipeline  # starts processes
+def test_four_times_the_rows_take_no_more_memory() -> None:
+    small, large = peaks(80_000)
+    assert large - small < 40
+
+
+@pytest.mark.long
+def test_memory_is_flat_over_a_million_rows() -> None:
+    small, large = peaks(1_000_000)
+    assert large - small < 40
+
+
 def test_json_lines_have_them_as_json_can(tmp_path: Path) -> None:
     parts = written(parquet(tmp_path / "in"), tmp_path / "out", "all", "jsonl")
     rows = [orjson.loads(line) for part in parts for line in part.read_bytes().splitlines()]
@@ -103,6 +212,21 @@ def test_json_lines_have_them_as_json_can(tmp_path: Path) -> None:
         "at": "2026-01-01T03:00:00+00:00", "kind": "a", "blob": "A/8=",
         "nested": {"x": [3], "y": None}, "map": [["k", 3]], "none": None,
     }  # fmt: skip
+
+
+def test_an_output_of_json_lines_is_read_with_them(tmp_path: Path) -> None:
+    spec, to = parquet(tmp_path / "in"), tmp_path / "out"
+    source = open_source(spec, Objects())
+    schema = kept_schema(source, ("label", "none"))
+    written_output = OutputWriter(Objects(), str(to), "job", 5, "jsonl")
+    written_output.write(COMPLETIONS, REJECTED, kept=Kept(schema, source.kept_rows(schema)))
+    table = read_output(str(to))
+    assert table.column_names == [*OUTPUT.names, "label", "none"]
+    assert dict(zip(table["row_index"].to_pylist(), table["label"].to_pylist(), strict=True)) == {
+        row: None if row % 5 == 0 else row for row in range(ROWS)
+    }
+    with pytest.raises(OutputError, match="holds the output of job job now, not of other"):
+        read_output(str(to), job_id="other")
 
 
 def test_fields_of_json_lines_keep_a_type_that_all_rows_have(tmp_path: Path) -> None:

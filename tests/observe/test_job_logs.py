@@ -104,7 +104,8 @@ def test_a_full_file_is_renamed_and_the_one_before_goes(tmp_path: Path) -> None:
 
 def test_old_files_go_and_folders_with_them(tmp_path: Path) -> None:
     root, now = tmp_path / "logs", time.time()
-    for name, days in (("old", 8), ("new", 6)):
+    old, new = "0" * 21, "1" * 21
+    for name, days in ((old, 8), (new, 6)):
         path = root / name / "host-1.jsonl"
         path.parent.mkdir(parents=True)
         path.touch()
@@ -112,8 +113,21 @@ def test_old_files_go_and_folders_with_them(tmp_path: Path) -> None:
     prune(root, now - 9 * DAY_SEC)
     assert len(list(root.iterdir())) == 2
     with kept_by_job(str(tmp_path), "host:1", 7.0, Access.PRIVATE):  # as it begins
-        assert [path.name for path in root.iterdir()] == ["new"]
+        assert [path.name for path in root.iterdir()] == [new]
     prune(tmp_path / "missing", now)
+
+
+def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
+    root, now = tmp_path / "logs", time.time()
+    elsewhere = tmp_path / "elsewhere"
+    for path in (root / "nginx" / "access.log", root / "0123456789abcdef01234" / "notes.txt",
+                 elsewhere / "host-1.jsonl"):  # fmt: skip
+        path.parent.mkdir(parents=True)
+        path.touch()
+        os.utime(path, (now - 99 * DAY_SEC,) * 2)
+    (root / ("f" * 21)).symlink_to(elsewhere)
+    prune(root, now)
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 3
 
 
 def test_nothing_is_kept_on_s3_or_for_no_days(tmp_path: Path) -> None:

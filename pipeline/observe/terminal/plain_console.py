@@ -18,6 +18,13 @@ class PlainConsole(Console):
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, **options)
 
+    def on_broken_pipe(self) -> None:
+        """`head`, or a pager, has read enough: that is no failure."""
+        try:
+            super().on_broken_pipe()
+        except SystemExit:
+            raise SystemExit(0) from None
+
     def render_str(self, text: str, **options: Any) -> Text:
         """Escape cells and sentences before their width is measured."""
         return super().render_str(visible(text), **options | {"markup": False, "emoji": False})

@@ -33,6 +33,7 @@ class EngineCounts:
     proposed: int = 0
     accepted: int = 0
     drafted: int = 0  # tokens drafted ahead
+    is_loaded: bool = True  # whether a verifier is in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +173,7 @@ def progress_view(
 def _bar(console: Console) -> Progress:
     return Progress(
         SpinnerColumn(),
-        TextColumn("{task.description:<9}", markup=False),
+        TextColumn("{task.description:<17}", markup=False),
         BarColumn(bar_width=None),
         TextColumn(
             "{task.completed:.0f}/{task.total:.0f} prompts {task.fields[figures]}", markup=False
@@ -228,8 +229,12 @@ def _phase(progress: JobProgress, rows: float, tokens: int, engine: EngineCounts
         return "reading"
     if progress.groups_done == progress.groups_total:
         return "writing"
-    drafting = engine is not None and engine.drafted and not tokens and not rows
-    return "drafting" if drafting else "verifying"
+    if engine is not None and not tokens and not rows:
+        if engine.drafted:
+            return "drafting"
+        if not engine.is_loaded:
+            return "loading the model"
+    return "verifying"
 
 
 def interrupted_line(job_id: str) -> str:

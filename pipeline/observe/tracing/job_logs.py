@@ -30,12 +30,13 @@ DAY_SEC = 86_400.0
 _FULL = ".1"  # ends the name of a file that is not written any more
 _SUFFIX = ".jsonl"
 _ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,127}")  # what may be a folder's name
+_OURS = re.compile(r"[0-9a-f]{16,32}")  # ids that jobs are given: other folders are others'
 
 Fields = Mapping[str, Any]
 
 
 def logs_root(workspace: str) -> Path | None:
-    """The folder of all jobs' logs; None for a workspace that is no folder."""
+    """The folder of all jobs' logs; None for a workspace that is not a local folder."""
     return None if "://" in workspace else Path(workspace) / FOLDER
 
 
@@ -100,11 +101,16 @@ class JobLogs(logging.Handler):
 
 
 def prune(root: Path, before: float) -> None:
-    """Delete files that were last written before this time, and folders that are empty then."""
+    """Delete files that were last written before this time, and folders that are empty then.
+
+    A workspace may have a folder `logs` with other files in it: those are left alone.
+    """
     for folder in root.iterdir() if root.is_dir() else ():
+        if not _OURS.fullmatch(folder.name) or folder.is_symlink():
+            continue
         with suppress(OSError):  # another worker deletes as well
-            for path in folder.iterdir():
-                if path.stat().st_mtime < before:
+            for path in _files(folder):
+                if path.lstat().st_mtime < before:
                     path.unlink(missing_ok=True)
             folder.rmdir()  # raises unless it is empty
 
