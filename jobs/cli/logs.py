@@ -103,8 +103,8 @@ def folders_of(settings: Settings, job: JobRow) -> list[Path]:
     found = [logs_of(workspace, job.job_id) for workspace in workspaces if workspace]
     if not any(found):
         raise UsageError(
-            f"the workspace {settings.workspace} is not a local folder, so workers keep no logs of single "
-            "jobs: look at what they write to stderr (SPECBATCH_LOG_FORMAT=json names the job)"
+            f"the workspace {settings.workspace} is not a local folder, so workers keep no logs "
+            "of single jobs: look at their stderr (SPECBATCH_LOG_FORMAT=json names the job)"
         )
     return [folder for folder in found if folder is not None]
 

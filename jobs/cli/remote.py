@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import typer
@@ -52,7 +54,8 @@ def submit_there(
         with if_interrupted(stored(job.job_id)):
             known = f"is known by this key and {job.state}: nothing is submitted twice"
             remark(f"job {job.job_id} {'submitted' if created else known}")
-            said = tell_waiting(settings, c, job)
+            with gives_up(job, timeout_sec):
+                said = tell_waiting(settings, c, job)
             if wait:
                 left = timeout_sec and max(0.0, timeout_sec - (time.monotonic() - begun))
                 follow(settings, c, job, spec, left, said)
@@ -61,6 +64,19 @@ def submit_there(
                 say_json(as_json(job, c.progress(job.job_id)))
             else:
                 say(job.job_id)
+
+
+@contextmanager
+def gives_up(job: JobRow, timeout_sec: float | None) -> Iterator[None]:
+    """A store that does not answer before the timeout ends the waiting, not the job."""
+    try:
+        yield
+    except StoreError as error:
+        if timeout_sec is None or not isinstance(error.__cause__, NoAnswerError):
+            raise
+        raise WaitTimeoutError(
+            f"job {job.job_id} has not ended, it keeps running: {error}"
+        ) from error
 
 
 def tell_waiting(
@@ -103,14 +119,14 @@ def follow(
 
     `said`: what of that was said before.
     """
+    sampling = spec.sampling
     try:
-        with progress_view(err, spec.sampling.n, spec.sampling.max_tokens) as show:
+        with (
+            gives_up(job, timeout_sec),
+            progress_view(err, sampling.n, sampling.max_tokens) as show,
+        ):
             watch(settings, c, job, show, timeout_sec, said)
         end_within(None)  # the job has ended: what is left is to say how
-    except StoreError as error:
-        if timeout_sec is None or not isinstance(error.__cause__, NoAnswerError):
-            raise
-        raise WaitTimeoutError(f"{error}; job {job.job_id} continues") from error
     except KeyboardInterrupt:
         remark(
             f"stopped waiting; job {job.job_id} continues: `specbatch show {job.job_id}` says how "

@@ -10,15 +10,14 @@ from specbatch.jobs.cli.connect import client
 from specbatch.jobs.cli.console import INTERRUPTED, err, remark
 from specbatch.jobs.cli.options import JobId, Json, Timeout
 from specbatch.jobs.cli.outcome import finish
-from specbatch.jobs.cli.remote import POLLS_PER_WORKER_CHECK, tell_waiting
+from specbatch.jobs.cli.remote import POLLS_PER_WORKER_CHECK, gives_up, tell_waiting
 from specbatch.jobs.cli.stores import found_settings
 from specbatch.pipeline.observe.terminal.progress import (
     interrupted_line,
     progress_view,
 )
 from specbatch.pipeline.runtime.client import Client
-from specbatch.schemas.errors import StoreError, WaitTimeoutError
-from specbatch.schemas.patience import NoAnswerError, end_within
+from specbatch.schemas.patience import end_within
 from specbatch.schemas.records import JobRow
 from specbatch.schemas.settings import Settings
 
@@ -52,7 +51,10 @@ def _follow(
     said: str | None = None
     is_told = False
     try:
-        with progress_view(err, samples, most, every_change=True) as show:
+        with (
+            gives_up(job, timeout),
+            progress_view(err, samples, most, every_change=True) as show,
+        ):
             for look, progress in enumerate(c.follow(job.job_id, interval, timeout)):
                 show(progress, None)
                 if progress.state.is_final or look % POLLS_PER_WORKER_CHECK:
@@ -63,10 +65,6 @@ def _follow(
                     remark(interrupted_line(job.job_id))
                 is_told = stopped
         end_within(None)  # the job has ended: what is left is to say how
-    except StoreError as error:
-        if timeout is None or not isinstance(error.__cause__, NoAnswerError):
-            raise
-        raise WaitTimeoutError(f"{error}; job {job.job_id} is not stopped by this") from error
     except KeyboardInterrupt:
         remark(
             f"stopped watching; job {job.job_id} is not stopped by this: `specbatch cancel "

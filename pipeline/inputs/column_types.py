@@ -14,6 +14,15 @@ def is_text(kind: pa.DataType) -> bool:
     )  # fmt: skip
 
 
+def plainly(kind: pa.DataType) -> pa.DataType:
+    """The type for the same values without a view, which Arrow cannot pick rows of."""
+    if pa.types.is_string_view(kind):
+        return pa.large_string()
+    if pa.types.is_binary_view(kind):
+        return pa.large_binary()
+    return kind
+
+
 def is_list(kind: pa.DataType) -> bool:
     return bool(
         pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from specbatch.pipeline.inputs.column_types import is_list, is_text
+from specbatch.pipeline.inputs.column_types import is_list, is_text, plainly
 from specbatch.pipeline.inputs.contract import (
     BYTES_PER_BATCH,
     MAX_ROW_BYTES,
@@ -290,7 +290,7 @@ class ColumnarSource:
         schema = common_schema(self._schemas(), wanted, self._id)
         for field in schema:
             _check_keepable(field)
-        return schema
+        return pa.schema([field.with_type(plainly(field.type)) for field in schema])
 
     def _schemas(self) -> Iterator[tuple[ObjectInfo, pa.Schema]]:
         for info in self.files:
@@ -516,13 +516,17 @@ class _Group:
 
 
 def _check_keepable(field: pa.Field) -> None:
-    """Raise `InputError` for a type that Parquet does not have, such as a union."""
+    """Raise `InputError` for a type that Parquet does not have, such as a union, or whose rows
+    Arrow cannot pick, such as a view of lists."""
     try:
+        if pa.types.is_list_view(field.type) or pa.types.is_large_list_view(field.type):
+            raise pa.ArrowNotImplementedError("a view of lists")
         pq.write_table(pa.schema([field]).empty_table(), pa.BufferOutputStream())
+        pa.array([], plainly(field.type)).take(pa.array([], pa.int64()))
     except (pa.ArrowException, NotImplementedError):
         raise InputError(
-            f"column `{field.name}` cannot be kept: it is {field.type}, which Parquet does not "
-            "have; leave it out, or change its type"
+            f"column `{field.name}` cannot be kept: it is {field.type}, which an output cannot "
+            "hold; leave it out, or change its type"
         ) from None
 
 
@@ -542,7 +546,9 @@ def _kept(
         )
     columns = []
     for field in schema:
-        column = found.batch.column(field.name)  # text may come as a dictionary
+        column = found.batch.column(field.name)
+        if column.type != field.type and pa.types.is_dictionary(column.type):  # as text may come
+            column = column.dictionary_decode()
         columns.append(column if column.type == field.type else column.cast(field.type))
     yield pa.RecordBatch.from_arrays(columns, schema=schema)
 

@@ -116,9 +116,7 @@ def spec_differences(
     `shown`: the part of a job's templates that may be shown, by their names.
     """
     one, other = _deciding(left), _deciding(right)
-    differing = [
-        name for name in dict.fromkeys([*one, *other]) if one.get(name) != other.get(name)
-    ]
+    differing = [name for name in dict.fromkeys([*one, *other]) if one.get(name) != other.get(name)]
     for job, values in ((left, one), (right, other)):
         may_be = {f"input.{name}": text for name, text in shown(job)}
         for name in _TEMPLATES:

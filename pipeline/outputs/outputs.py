@@ -279,9 +279,7 @@ def check_writable(folder: Path) -> None:
             path.rmdir()
 
 
-def read_output(
-    uri: str, objects: Objects | None = None, job_id: str | None = None
-) -> pa.Table:
+def read_output(uri: str, objects: Objects | None = None, job_id: str | None = None) -> pa.Table:
     """A finished output as one table. Raises `OutputError` if it is not finished, or not that of
     `job_id`, and `ObjectError` if a part is damaged."""
     objects = objects or Objects()

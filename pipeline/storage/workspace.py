@@ -19,7 +19,6 @@ from specbatch.schemas.encryption import SETTING, is_encrypted, no_key
 from specbatch.schemas.errors import ObjectError, StoreError, UsageError
 from specbatch.schemas.records import Artefact, JobRow, Lease
 
-
 _FRAME_FILE = re.compile(r"[0-9A-Za-z-]+/prompts\.parquet")
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from specbatch.tools.messages import sentences
 
-SOURCE = '''
+SOURCE = """
 raise UsageError(f"{path} is no folder" + " at all")
 log.warning("job %s: %s", job, "x")
 say("no jobs" if empty else f"{count} jobs")
 raise ValueError("word")
-'''
+"""
 
 
 def test_every_kind_of_sentence_is_listed_with_its_place(tmp_path: Path) -> None:

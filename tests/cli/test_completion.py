@@ -38,8 +38,8 @@ def test_commands_and_options_are_completed(folder: Path) -> None:
     assert completions(folder, "specbatch re") == ["results", "report", "retry", "replay"]
     assert completions(folder, "specbatch results --h") == ["--head", "--help"]
     assert completions(folder, "specbatch worker ")[:2] == ["ingest", "propose"]
-    assert completions(folder, "submit-job --tem", "submit-job") == ["--temperature"]
-    assert completions(folder, "specbatch submit-job --tem") == ["--temperature"]
+    assert completions(folder, "submit-job --tempe", "submit-job") == ["--temperature"]
+    assert completions(folder, "specbatch submit-job --tempe") == ["--temperature"]
 
 
 def test_jobs_are_completed_by_id_and_by_name(folder: Path) -> None:

@@ -98,7 +98,7 @@ def test_a_workspace_on_s3_has_none(
     monkeypatch.setattr("specbatch.jobs.cli.logs.workspace_of", lambda _: "s3://bucket/work")
     refused = cli("logs", JOB)
     assert refused.code == 2
-    assert "the workspace s3://bucket/work is no folder" in refused.complaint
+    assert "the workspace s3://bucket/work is not a local folder" in refused.complaint
 
 
 @pytest.mark.pipeline  # starts processes

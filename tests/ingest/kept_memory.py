@@ -56,6 +56,7 @@ def _check(data: Path, rows: int, wanted: tuple[str, ...]) -> None:
             first = seen % AT_ONCE
             same = block.slice(first, batch.num_rows)
             found = pa.Table.from_batches([batch]).select(wanted)
+            same = same.cast(found.schema)
             if same.num_rows == batch.num_rows and not found.equals(same):
                 raise SystemExit(f"rows from {seen} on differ in {part.name}")
             seen += batch.num_rows
@@ -65,4 +66,5 @@ def _check(data: Path, rows: int, wanted: tuple[str, ...]) -> None:
 if __name__ == "__main__":
     most = int(sys.argv[1])
     with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
-        print(round(peak_mib(most // 4, Path(one))), round(peak_mib(most, Path(other))))
+        small = peak_mib(most // 4, Path(one))
+        print(round(small), round(peak_mib(most, Path(other))))

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from ingest.making import completion
 
+from specbatch.pipeline.inputs.column_types import plainly
 from specbatch.pipeline.inputs.kept import (
     INPUT_FILES,
     check_same_files,
@@ -108,8 +109,7 @@ _TIMES = [pa.date32(), pa.date64(), pa.time32("s"), pa.time32("ms"), pa.time64("
           *(pa.duration(unit) for unit in ("s", "ms", "us", "ns"))]  # fmt: skip
 _TEXTS = [pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(),
           pa.binary_view(), pa.binary(3)]  # fmt: skip
-_LISTS = [pa.list_(pa.int32()), pa.large_list(pa.string()), pa.list_(pa.float64(), 2),
-          pa.list_view(pa.int8()), pa.large_list_view(pa.int16())]  # fmt: skip
+_LISTS = [pa.list_(pa.int32()), pa.large_list(pa.string()), pa.list_(pa.float64(), 2)]
 
 
 def every_type(rows: range) -> pa.Table:
@@ -137,8 +137,10 @@ def every_type(rows: range) -> pa.Table:
         columns[str(kind)] = column(width, lambda i, f=whole, d=is_of_day: (i % day if d else i) * f
                                     ).cast(kind)  # fmt: skip
     for kind in _TEXTS:
-        columns[str(kind)] = column(kind, lambda i: b"%03d" % (i % 1000)
-                                    if "binary" in str(kind) else f"t{i}")  # fmt: skip
+        is_bytes = "binary" in str(kind)
+        columns[str(kind)] = column(
+            kind, lambda i, b=is_bytes: b"%03d" % (i % 1000) if b else f"t{i}"
+        )
     for kind in _LISTS:
         text = pa.types.is_large_string(kind.value_type) or pa.types.is_string(kind.value_type)
         columns[str(kind)] = column(kind, lambda i, t=text: [str(i), "x"] if t else [i % 100, 1])
@@ -162,20 +164,27 @@ def test_every_type_that_parquet_has_comes_back(tmp_path: Path, kind: str) -> No
     parts = written(InputSpec(uri=str(path)), tmp_path / "out", "all")
     kept_table = pa.concat_tables([pq.read_table(part) for part in parts])
     names = [name for name in table.column_names if name != "id"]
+    pq.write_table(table, whole := pa.BufferOutputStream())
+    stored = pq.read_table(pa.BufferReader(whole.getvalue())).schema  # date64 becomes date32
     for name in names:
-        assert kept_table.schema.field(name).type == table.schema.field(name).type, name
+        kind = plainly(stored.field(name).type)
+        assert kept_table.schema.field(name).type == kind, name
     given = table.select(names).take(kept_table["row_index"].combine_chunks().cast(pa.int64()))
     assert kept_table.select(names).to_pylist() == given.to_pylist()
 
 
 def test_a_type_that_parquet_lacks_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "in.arrow"
-    table = pa.table({"prompt": ["a"], "span": pa.array([(1, 2, 3)], pa.month_day_nano_interval())})
+    views = pa.array([[1]], pa.list_view(pa.int8()))
+    span = pa.array([(1, 2, 3)], pa.month_day_nano_interval())
+    table = pa.table({"prompt": ["a"], "span": span, "views": views})
     with pa.ipc.new_file(path, table.schema) as writer:
         writer.write_table(table)
     source = open_source(InputSpec(uri=str(path)), Objects())
     with pytest.raises(InputError, match="`span` cannot be kept: it is month_day_nano_interval"):
         kept_schema(source, "all")
+    with pytest.raises(InputError, match="`views` cannot be kept: it is list_view"):
+        kept_schema(source, ("views",))
     assert kept_schema(source, ("prompt",)).names == ["prompt"]
 
 

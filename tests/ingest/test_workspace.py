@@ -15,7 +15,13 @@ from ledger.builders import JOB, new_job
 from specbatch.pipeline.outputs.outputs import OutputWriter
 from specbatch.pipeline.runtime.purge import Due, Purger
 from specbatch.pipeline.storage.objects import Objects, join
-from specbatch.pipeline.storage.workspace import check_own, delete_own, frame_file, is_frame_file, read_own
+from specbatch.pipeline.storage.workspace import (
+    check_own,
+    delete_own,
+    frame_file,
+    is_frame_file,
+    read_own,
+)
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.records import Artefact, JobRow
 from support.databases import sqlite_store
@@ -172,6 +178,11 @@ def test_a_local_temporary_of_a_killed_process_goes_as_a_file(tmp_path: Path) ->
 @pytest.mark.parametrize("workspace", ["/work", "s3://bucket/work"])
 def test_a_frames_file_is_known_and_nothing_else_is(workspace: str) -> None:
     assert is_frame_file(workspace, frame_file(workspace, "ab12-1"))
-    for name in ("prompts.parquet", "ab/other.parquet", "../prompts.parquet", "a/../prompts.parquet"):
+    for name in (
+        "prompts.parquet",
+        "ab/other.parquet",
+        "../prompts.parquet",
+        "a/../prompts.parquet",
+    ):
         assert not is_frame_file(workspace, f"{workspace}/frames/{name}")
     assert not is_frame_file("/elsewhere", frame_file(workspace, "ab12-1"))

@@ -92,7 +92,11 @@ def serving(store: WebStore, answer: Callable[[WebStore, Asked], Answer]) -> Ite
         def log_message(self, format: str, *arguments: Any) -> None:
             """Nothing: tests read `asked`."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    class Server(ThreadingHTTPServer):
+        def handle_error(self, *_: Any) -> None:
+            """A client that has read enough hangs up."""
+
+    with Server(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True
         store.url = f"http://127.0.0.1:{server.server_address[1]}"
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -270,7 +269,6 @@ class EngineHost:
         models.append(verifying.memory(*engine.largest_pass))
         # Its tensors are held until the last reference goes, native form or not.
         del verifier
-        gc.collect()
         self.memory = budget_of(models, on_processor=not self._device.is_gpu)
         log.info("memory budget of the %s engine: %s", spec.dtype, self.memory)
         return engine

@@ -49,9 +49,9 @@ def budget_of(models: Sequence[MemoryBudget], on_processor: bool) -> MemoryBudge
     pages on first use.
     """
     weights = sum(m.weights for m in models)
+    give_back_freed()
     process = 0
     if on_processor:
-        give_back_freed()
         process = max(0, (resident_bytes() or 0) - weights)
     return MemoryBudget(
         weights=weights,
@@ -75,8 +75,15 @@ def give_back_freed() -> None:
         trim(0)
 
 
+_had_engine = threading.Event()  # this process; a whole collection takes half a second
+
+
 def free_for_another(on_gpu: bool) -> None:
-    """Free the memory of a dropped engine before another one replaces it."""
+    """Free the memory of a dropped engine before another one replaces it. Does nothing before the
+    first engine of a process."""
+    if not _had_engine.is_set():
+        _had_engine.set()
+        return
     give_back_freed()
     if on_gpu:
         import torch
