@@ -169,8 +169,9 @@ def test_every_type_that_parquet_has_comes_back(tmp_path: Path, kind: str) -> No
     for name in names:
         kind = plainly(stored.field(name).type)
         assert kept_table.schema.field(name).type == kind, name
-    given = table.select(names).take(kept_table["row_index"].combine_chunks().cast(pa.int64()))
-    assert kept_table.select(names).to_pylist() == given.to_pylist()
+    given = table.select(names).to_pylist()
+    rows = [given[row] for row in kept_table["row_index"].to_pylist()]
+    assert kept_table.select(names).to_pylist() == rows
 
 
 def test_a_type_that_parquet_lacks_is_refused(tmp_path: Path) -> None:
