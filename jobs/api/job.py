@@ -20,7 +20,6 @@ from specbatch.schemas.errors import OutputError
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.records import JobRow
 from specbatch.schemas.settings import Settings
-from specbatch.schemas.spec import spec_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -74,7 +73,8 @@ class Job:
         if row.state.is_final:
             return self
         said = tell_waiting(self._settings, self._jobs, row)
-        with view_of(progress, spec_of(row).sampling.n) as show:
+        samples = row.spec.get("sampling", {}).get("n", 1)  # an encrypted spec shows none
+        with view_of(progress, samples) as show:
             watch(self._settings, self._jobs, row, show, timeout, said)
         return self
 

@@ -29,7 +29,7 @@ from specbatch.schemas.spec import JobSpec
 FRAMES = "frames"  # folder of the workspace
 INPUT_NAME, OUTPUT_NAME = "prompts.parquet", "output"
 _DIGITS = 24  # of a digest that names a folder
-_LATER = "chosen-later"  # stands for a place until the spec is known to be right
+_LATER = "frame://later"  # stands for the folder, which the spec's own digest names
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Request:
         else:
             order = self._unfinished(c, settings, said)
         if order.frame_file is not None:
-            objects.put_bytes(order.frame_file, data)
+            objects.put_new(order.frame_file, data)  # a job that reads it must not see it change
         return order
 
     def _unfinished(self, c: Client, settings: Settings, said: str) -> Order:
