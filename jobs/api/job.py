@@ -20,7 +20,6 @@ from specbatch.schemas.errors import OutputError
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.records import JobRow
 from specbatch.schemas.settings import Settings
-from specbatch.schemas.spec import spec_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -74,8 +73,9 @@ class Job:
         if row.state.is_final:
             return self
         said = tell_waiting(self._settings, self._jobs, row)
-        sampling = spec_of(row).sampling
-        with view_of(progress, sampling.n, sampling.max_tokens) as show:
+        sampling = row.spec.get("sampling") or {}  # an encrypted spec shows none
+        samples, most = sampling.get("n") or 1, sampling.get("max_tokens")
+        with view_of(progress, samples, most) as show:
             watch(self._settings, self._jobs, row, show, timeout, said)
         return self
 

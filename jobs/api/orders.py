@@ -29,7 +29,7 @@ from specbatch.schemas.spec import JobSpec
 
 OUTPUT_NAME = "output"  # beside a frame's file
 _DIGITS = 24  # of a digest that names a folder
-_LATER = "chosen-later"  # stands for a place until the spec is known to be right
+_LATER = "frame://later"  # stands for the folder, which the spec's own digest names
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Request:
             self.spec = self._spec_of_path()
             return
         self._asked = self._of_frame(asked)
-        self.spec = self._spec_of_frame(frame_file(_LATER, _LATER))
+        self.spec = self._spec_of_frame(frame_file(_LATER, "later"))
         if self.spec.input.format not in ("auto", "parquet"):
             raise SpecError(f"format {self.spec.input.format} is for files, and data is a frame")
         check_frame(data, self.spec.input)
@@ -107,7 +107,7 @@ class Request:
         else:
             order = self._unfinished(c, settings, said)
         if order.frame_file is not None:
-            objects.put_new(order.frame_file, data)  # a job may be reading the same already
+            objects.put_new(order.frame_file, data)  # a job that reads it must not see it change
         return order
 
     def _unfinished(self, c: Client, settings: Settings, said: str) -> Order:

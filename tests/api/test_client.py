@@ -74,7 +74,10 @@ def test_a_frame_is_submitted_and_its_columns_come_back(
 ) -> None:
     frame = pd.DataFrame({"prompt": PROMPTS, "label": range(12)}, index=range(12, 0, -1))
     submitted = specbatch.submit(frame, **job)
+    (file,) = (folder / "specbatch-data" / "frames").rglob("prompts.parquet")
+    written = file.stat().st_mtime_ns
     assert specbatch.submit(frame, **job).id == submitted.id, "it has not ended"
+    assert file.stat().st_mtime_ns == written, "the job reads it again for the columns to keep"
     with worker(tiny_pair, folder, broker):
         submitted.wait(progress=False)
     done = submitted.results().to_pandas()

@@ -248,6 +248,18 @@ def test_settings_of_a_call_win_over_the_environment_s(
     assert [path.name for path in tmp_path.iterdir()] == ["yes"]
 
 
+def test_a_spec_file_says_what_options_do_not(folder: Path, job: Options) -> None:
+    (folder / "job.yaml").write_text(
+        f"input: {{uri: none.parquet, prompt_column: text}}\noutput: {{uri: none}}\n"
+        f"verifier: {job['model']}\nsampling: {{max_tokens: 3, bad_token_ids: [97]}}\n"
+    )
+    frame = pa.table({"text": PROMPTS[:3]})
+    done = specbatch.run(frame, spec="job.yaml", max_tokens=5, progress=False)
+    assert done.column("completion_tokens").to_pylist() == [5, 5, 5]
+    assert not any(97 in ids for ids in done.column("token_ids").to_pylist())
+    assert not (folder / "none").exists()
+
+
 def test_a_frame_s_files_are_for_this_user_alone(folder: Path, job: Options) -> None:
     with pytest.raises(specbatch.WaitTimeoutError):
         specbatch.run(pd.DataFrame({"prompt": ["a"]}), timeout=0, **job)
