@@ -15,7 +15,8 @@
     bad_token_id           a token id outside the vocabulary
     too_long               does not leave room for one token, or above max_prompt_tokens; or a cell
                            or line of more bytes than are read
-    unreadable             its part of the file cannot be decoded within the memory for that
+    unreadable             its part of the file cannot be decoded within the memory for that, or
+                           Python does not have a value of it, such as a date after the year 9999
     bad_id                 an id above 512 characters, with a NUL, or too large a number to be exact
     duplicate_id           an earlier row has the id; the first one counts
     bad_seed               not an integer in [0, 2**63)
