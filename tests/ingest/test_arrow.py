@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute  # pa.compute
 import pytest
 from ingest.making import make_spec
 
