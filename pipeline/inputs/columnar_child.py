@@ -193,7 +193,8 @@ def sizes_of(array: pa.Array) -> Sizes:
         return _of_spans(inner, ends[:-1] - first, np.diff(ends))
     if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
         counts = np.where(_valid(array), _numbers(array.sizes), 0)
-        return _of_spans(sizes_of(array.values), np.where(counts, _numbers(array.offsets), 0), counts)
+        starts = np.where(counts, _numbers(array.offsets), 0)
+        return _of_spans(sizes_of(array.values), starts, counts)
     if pa.types.is_union(kind):
         return _of_union(array)
     if pa.types.is_run_end_encoded(kind):

@@ -150,7 +150,7 @@ def _check_read_once(files: list[ObjectInfo]) -> None:
     for name in (info.uri for info in files):
         if name.endswith(GZIP) and (unpacked := name.removesuffix(GZIP)) in names:
             raise InputError(
-                f"{unpacked} and {name} seem to be the same file, and its rows would be read twice; "
+                f"{unpacked} and {name} seem to be the same file, whose rows would be read twice; "
                 "move one of them away"
             )
 
