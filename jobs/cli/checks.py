@@ -171,16 +171,22 @@ def _check_arrow(files: Sequence[Path], spec: InputSpec) -> bool:
         return True
     import pyarrow as pa
 
+    from specbatch.pipeline.inputs.decoders import FEATHER_1, IS_FEATHER_1
+
     has_rows = False
     for file in files:
+        head = b""
         try:
             with pa.OSFile(str(file)) as handle:
-                is_file = handle.read(6) == b"ARROW1"
+                head = handle.read(6)
+                is_file = head == b"ARROW1"
                 handle.seek(0)
                 reader = pa.ipc.open_file(handle) if is_file else pa.ipc.open_stream(handle)
                 names = reader.schema.names
                 has_rows |= not is_file or reader.num_record_batches > 0
         except Exception:  # Arrow raises many kinds for one meaning
+            if head.startswith(FEATHER_1):
+                raise InputError(f"{file} cannot be read: {IS_FEATHER_1}") from None
             raise InputError(
                 f"{file} is truncated or not Arrow; write it again, or leave it out"
             ) from None

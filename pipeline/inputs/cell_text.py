@@ -1,7 +1,8 @@
 """The text of a cell in a prompt.
 
 Numbers and truth values are written as JSON writes them, dates and times as ISO 8601 does, lists
-and structs as JSON. Apart from what uses it, so that a process that renders starts quickly.
+and structs as JSON. JSON has no infinity, so such a cell has no value. Apart from what uses it, so
+that a process that renders starts quickly.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _NESTED = ("wrong_type", "a value that the template names is nested too deeply")
 
 def is_missing(value: Any) -> bool:
     """Whether a cell has no value. Not-a-number is how many tools write that."""
-    return value is None or (isinstance(value, float) and math.isnan(value))
+    return value is None or (isinstance(value, float) and not math.isfinite(value))
 
 
 def cell_text(value: Any) -> str:
@@ -38,12 +39,21 @@ def cell_text(value: Any) -> str:
 def cell_json(value: Any) -> bytes:
     """The value as JSON. Raises `RowError`."""
     try:
-        return orjson.dumps(value, default=_plain, option=orjson.OPT_NON_STR_KEYS)
+        return orjson.dumps(value, default=_of_json, option=orjson.OPT_NON_STR_KEYS)
     except (TypeError, RecursionError):  # orjson reads deeper values than it writes
         raise RowError(*_NESTED) from None
 
 
+def _of_json(value: Any) -> Any:
+    """What orjson writes of a value that it does not know. A decimal number keeps its digits."""
+    if isinstance(value, Decimal | float):  # a kind of float that knows its own text
+        return orjson.Fragment(_plain(value))
+    return _plain(value)
+
+
 def _plain(value: Any) -> str:
+    if type(value) is float:
+        return orjson.dumps(value).decode()
     if isinstance(value, datetime | date | time):
         return value.isoformat()
     if isinstance(value, Decimal):

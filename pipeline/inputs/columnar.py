@@ -12,12 +12,13 @@ import json
 import logging
 import struct
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from specbatch.pipeline.inputs.column_types import is_list, is_text, plainly
@@ -322,7 +323,8 @@ class ColumnarSource:
                 yield from _repeated(NO_ID, end - offset)
                 return
             keep = max(0, min(found.batch.num_rows, end - offset))
-            yield plain(found.batch.column(0).slice(0, keep))
+            ids = plain(found.batch.column(0).slice(0, keep))
+            yield [NO_ID if isinstance(one, NoValue) else one for one in ids]
             if offset + found.batch.num_rows >= end and end < place.rows:
                 return  # otherwise read to the end, because only then the process is reusable
 
@@ -387,9 +389,15 @@ class ColumnarSource:
 
     def _raw(self, place: _Group, offset: int, found: Rows, kind: PromptKind) -> RawBatch:
         batch, info, spec = found.batch, place.info, self._spec
+        problems: dict[int, tuple[str, str]] = {}
 
-        def column(name: str | None) -> list[Any]:
-            return [None] * batch.num_rows if name is None else plain(batch.column(name))
+        def column(name: str | None, read: Callable[[pa.Array], list[Any]] = plain) -> list[Any]:
+            values = [None] * batch.num_rows if name is None else read(batch.column(name))
+            for row, value in enumerate(values):
+                if isinstance(value, NoValue):
+                    values[row] = None
+                    problems[row] = "unreadable", f"column `{name}` cannot be read: {value.reason}"
+            return values
 
         rows = [
             RawRow(row_id, prompt, seed, tag, sampling=sampling)
@@ -398,9 +406,11 @@ class ColumnarSource:
                 column(self._tag), column(spec.sampling_column), strict=True,
             )
         ]  # fmt: skip
-        cells = {name: plain_times(batch.column(name)) for name in columns_of(spec)}
+        cells = {name: column(name, plain_cells) for name in columns_of(spec)}
         for at, raw in enumerate(rows if cells else ()):
             raw.columns = {name: values[at] for name, values in cells.items()}
+        for row, problem in problems.items():
+            rows[row].problem = problem
         for row, sizes in found.long.items():
             name, size = next(iter(sizes.items()))
             rows[row].problem = (
@@ -574,8 +584,16 @@ def prompt_kind(kind: pa.DataType, wanted: PromptKind) -> PromptKind | None:
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class NoValue:
+    """Stands for a value that Python does not have, such as a day of the year 10000."""
+
+    reason: str
+
+
 def plain(column: pa.Array) -> list[Any]:
-    """Python values. Text that is not valid UTF-8 stays `bytes`, which marks its row."""
+    """Python values. Text that is not valid UTF-8 stays `bytes`, and a value that Python does not
+    have is a `NoValue`: both mark their row."""
     if pa.types.is_dictionary(column.type):  # one object for all rows with this value
         values = plain(column.dictionary)
         return [None if i is None else values[i] for i in column.indices.to_pylist()]
@@ -583,35 +601,57 @@ def plain(column: pa.Array) -> list[Any]:
         column = column.cast(pa.large_binary())
     try:
         values = column.to_pylist()
-    except UnicodeDecodeError:
+    except (ValueError, OverflowError):  # UnicodeDecodeError is one
         if not pa.types.is_string(column.type):
-            return [_nested(item) for item in column]
+            return [_alone(item) for item in column]
         values = column.cast(pa.binary()).to_pylist()
     return [_text(value) if isinstance(value, bytes) else value for value in values]
 
 
-def plain_times(column: pa.Array) -> list[Any]:
-    """The same as `plain` for a column of any type. Times are in microseconds, as Python has them,
-    and those with a zone in UTC, whose names need no files of this machine."""
-    kind = _in_microseconds(column.type)
-    return plain(column if kind == column.type else column.cast(kind, safe=False))
+def plain_cells(column: pa.Array) -> list[Any]:
+    """The same as `plain` for a column that a template names.
+
+    Times are in microseconds, as Python has them, and those with a zone in UTC, whose names need no
+    files of this machine. A float32 is the number that its shortest text names: 0.1, where the
+    nearest float64 is 0.10000000149011612.
+    """
+    kind, texts = _changed(column.type, _in_python), _changed(column.type, _float_as_text)
+    try:
+        for wanted in (texts, kind):
+            if wanted != column.type:
+                column = column.cast(options=pc.CastOptions(wanted, allow_time_truncate=True))
+    except pa.ArrowInvalid as error:  # a time that microseconds do not reach
+        if len(column) == 1:
+            return [NoValue(str(error))]
+        return [value for at in range(len(column)) for value in plain_cells(column.slice(at, 1))]
+    return plain(column)
 
 
-def _in_microseconds(kind: pa.DataType) -> pa.DataType:
-    """The type with other units and zones of times, in lists and structs too."""
+def _float_as_text(kind: pa.DataType) -> pa.DataType:
+    return pa.string() if pa.types.is_float32(kind) else kind
+
+
+def _in_python(kind: pa.DataType) -> pa.DataType:
+    """The type in Python's units, numbers and zone."""
+    if pa.types.is_float32(kind):
+        return pa.float64()
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us", "UTC" if kind.tz else None)
     if pa.types.is_time64(kind):
         return pa.time64("us")
-    if pa.types.is_duration(kind):
-        return pa.duration("us")
+    return pa.duration("us") if pa.types.is_duration(kind) else kind
+
+
+def _changed(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """The type with a change of its parts, in lists and structs too."""
     if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_in_microseconds(field.type)) for field in kind])
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_in_microseconds(kind.value_type)))
-    if pa.types.is_large_list(kind):
-        return pa.large_list(kind.value_field.with_type(_in_microseconds(kind.value_type)))
-    return kind
+        return pa.struct([field.with_type(_changed(field.type, change)) for field in kind])
+    if not is_list(kind):
+        return change(kind)
+    item = kind.value_field.with_type(_changed(kind.value_type, change))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(item, kind.list_size)
+    return pa.large_list(item) if pa.types.is_large_list(kind) else pa.list_(item)
 
 
 def _text(value: bytes) -> str | bytes:
@@ -621,11 +661,13 @@ def _text(value: bytes) -> str | bytes:
         return value
 
 
-def _nested(item: pa.Scalar) -> Any:
+def _alone(item: pa.Scalar) -> Any:
     try:
         return item.as_py()
     except UnicodeDecodeError:
         return b""
+    except (ValueError, OverflowError) as error:
+        return NoValue(str(error))
 
 
 def _is_sampling(kind: pa.DataType) -> bool:

@@ -184,13 +184,50 @@ def sizes_of(array: pa.Array) -> Sizes:
         return _numbers(pc.binary_length(array))
     if is_list(kind):
         counts = _numbers(pc.list_value_length(array))
-        inner = np.concatenate([[0], np.cumsum(sizes_of(array.flatten()))])
         ends = np.cumsum(counts)
-        return np.asarray(inner[ends] - inner[ends - counts] + 8 * counts)
+        return _of_spans(sizes_of(array.flatten()), ends - counts, counts)
+    if pa.types.is_map(kind):
+        ends = _numbers(array.offsets)
+        first, count = int(ends[0]), int(ends[-1] - ends[0])
+        inner = sizes_of(array.keys.slice(first, count)) + sizes_of(array.items.slice(first, count))
+        return _of_spans(inner, ends[:-1] - first, np.diff(ends))
+    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+        counts = np.where(_valid(array), _numbers(array.sizes), 0)
+        starts = np.where(counts, _numbers(array.offsets), 0)
+        return _of_spans(sizes_of(array.values), starts, counts)
+    if pa.types.is_union(kind):
+        return _of_union(array)
+    if pa.types.is_run_end_encoded(kind):
+        return sizes_of(pc.run_end_decode(array))
+    if isinstance(array, pa.ExtensionArray):
+        return sizes_of(array.storage)
     if pa.types.is_struct(kind):
         fields = [sizes_of(field) for field in array.flatten()]
         return np.asarray(sum(fields, np.zeros(len(array), dtype=np.int64)))
-    return np.full(len(array), 8, dtype=np.int64)
+    width = kind.byte_width if pa.types.is_fixed_size_binary(kind) else 0
+    return np.full(len(array), max(8, width), dtype=np.int64)
+
+
+def _of_spans(inner: Sizes, starts: Sizes, counts: Sizes) -> Sizes:
+    """Bytes of rows with these parts of the `inner` values, which rows may share."""
+    until = np.concatenate([[0], np.cumsum(inner)])
+    return np.asarray(until[starts + counts] - until[starts] + 8 * counts)
+
+
+def _of_union(array: pa.Array) -> Sizes:
+    """A row has a value of one of the fields. pyarrow's own accessors forget where a slice
+    begins."""
+    is_dense = array.type.mode == "dense"
+    buffers = array.buffers()
+    codes = np.frombuffer(buffers[1], np.int8)[array.offset :][: len(array)]
+    places = np.arange(len(array))
+    if is_dense:
+        places = np.frombuffer(buffers[2], np.int32)[array.offset :][: len(array)]
+    sizes = np.zeros(len(array), dtype=np.int64)
+    for number, code in enumerate(array.type.type_codes):
+        mine = np.flatnonzero(codes == code)
+        sizes[mine] = sizes_of(array.field(number))[places[mine]]
+    return sizes
 
 
 def _cost(array: pa.Array) -> Sizes:

@@ -99,7 +99,8 @@ def _with_dictionary(metadata: pq.FileMetaData, schema: pa.Schema) -> list[str]:
 
 # --- Arrow --------------------------------------------------------------------------------------
 _MAGIC = b"ARROW1"
-_FEATHER_1 = b"FEA1"
+FEATHER_1 = b"FEA1"
+IS_FEATHER_1 = "it is Feather version 1; write it again as version 2"
 _CONTINUES = b"\xff\xff\xff\xff"
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3  # kinds of messages
 
@@ -170,8 +171,8 @@ def _messages(file: BinaryIO) -> list[_Message]:
     size = file.seek(0, 2)
     file.seek(0)
     head = file.read(8)
-    if head.startswith(_FEATHER_1):
-        raise UnsupportedError("it is Feather version 1; write it again as version 2")
+    if head.startswith(FEATHER_1):
+        raise UnsupportedError(IS_FEATHER_1)
     is_file = head.startswith(_MAGIC)
     found: list[_Message] = []
     at = len(head) if is_file else 0
@@ -334,8 +335,32 @@ _BINARY = {
     pa.large_string(): pa.large_binary(),
     pa.string_view(): pa.binary_view(),
 }
+_LISTS = (
+    (pa.types.is_list, pa.list_),
+    (pa.types.is_large_list, pa.large_list),
+    (pa.types.is_list_view, pa.list_view),
+    (pa.types.is_large_list_view, pa.large_list_view),
+)
 
 
 def _as_bytes(column: pa.Array) -> pa.Array:
-    kind = _BINARY.get(column.type)
-    return column if kind is None else column.view(kind)
+    kind = _as_binary(column.type)
+    return column if kind == column.type else column.view(kind)
+
+
+def _as_binary(kind: pa.DataType) -> pa.DataType:
+    """The type with bytes for text, in lists, maps and structs too."""
+    if pa.types.is_struct(kind):
+        return pa.struct([_field_as_binary(field) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_field_as_binary(kind.key_field), _field_as_binary(kind.item_field))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(_field_as_binary(kind.value_field), kind.list_size)
+    for is_kind, made in _LISTS:
+        if is_kind(kind):
+            return made(_field_as_binary(kind.value_field))
+    return _BINARY.get(kind, kind)
+
+
+def _field_as_binary(field: pa.Field) -> pa.Field:
+    return field.with_type(_as_binary(field.type))

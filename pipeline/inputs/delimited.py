@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from specbatch.pipeline.inputs.contract import (
@@ -122,8 +123,10 @@ class CsvSource:
 
         from specbatch.pipeline.inputs.kept import common_schema
 
-        found = ((info, pa.schema(dict.fromkeys(self._header(info), pa.string())))
-                 for info in self.files)  # fmt: skip
+        found = (
+            (info, pa.schema([pa.field(name, pa.string()) for name in self._header(info)]))
+            for info in self.files
+        )
         return common_schema(found, wanted, self._id)
 
     def kept_rows(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -265,9 +268,9 @@ def records(file: BinaryIO, delimiter: str) -> Iterator[Record]:
         except StopIteration:
             return
         except csv.Error as error:
-            cells = "bad_csv", f"the row is not CSV: {_words(error, lines.count)}"
+            cells = "bad_csv", f"the row is not CSV: {_words(error, len(lines.read))}"
         except _TooLongError:
-            lines.end = _pass_by(file, start, delimiter.encode())
+            lines.end = _pass_by(file, start, lines.read, delimiter.encode())
             size = lines.end - start
             cells = "too_long", f"the row has {size} bytes; at most {MAX_RECORD_BYTES} are read"
         if cells:
@@ -284,11 +287,11 @@ class _Lines:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.end = self._start = file.tell()
-        self.count = 0  # of this row
+        self.read: list[bytes] = []  # of this row; the last may be cut
 
     def begin(self) -> int:
         """A row begins here."""
-        self._start, self.count = self.end, 0
+        self._start, self.read = self.end, []
         return self._start
 
     def __iter__(self) -> _Lines:
@@ -297,23 +300,24 @@ class _Lines:
     def __next__(self) -> str:
         left = MAX_RECORD_BYTES - (self.end - self._start)
         line = self._file.readline(left + 1)
-        if len(line) > left:
-            raise _TooLongError
         if not line:
             raise StopIteration
+        self.read.append(line)
+        if len(line) > left:
+            raise _TooLongError
         self.end += len(line)
-        self.count += 1
         return line.decode("utf-8", "surrogateescape")
 
 
-def _pass_by(file: BinaryIO, start: int, delimiter: bytes) -> int:
-    """Where the row that begins at `start` ends, found in pieces; the file is then there.
+def _pass_by(file: BinaryIO, start: int, read: Sequence[bytes], delimiter: bytes) -> int:
+    """Where the row ends that begins at `start` with what was `read`; the file is then there.
 
-    As for the csv module, a quote opens a cell only at its beginning, and two within are one.
+    As for the csv module, a quote opens a cell only at its beginning, and two within are one. The
+    file is read forward only: in a gzip file every step back would begin at its first byte.
     """
-    file.seek(start)
     at, closed, is_open, last = start, -1, False, delimiter
-    while piece := file.readline(_PASSED_BY_BYTES):
+    rest = iter(lambda: file.readline(_PASSED_BY_BYTES), b"")
+    for number, piece in enumerate(chain(read, rest), 1):
         for quote in _QUOTE.finditer(piece):
             place = quote.start()
             before = piece[place - 1 : place] if place else last
@@ -323,7 +327,7 @@ def _pass_by(file: BinaryIO, start: int, delimiter: bytes) -> int:
                 is_open = True
         at += len(piece)
         last = piece[-1:]
-        if last == b"\n" and not is_open:
+        if last == b"\n" and not is_open and number >= len(read):
             break
     return at
 

@@ -21,6 +21,7 @@ _SUFFIXES = {
     "openai": (".jsonl", ".jsonl.gz"),
 }
 _NAMES = {"parquet": "Parquet", "arrow": "Arrow", "csv": "CSV", "jsonl": "JSONL"}
+_FIRST = ("parquet", "jsonl")
 _HIDING = ("_", ".")
 
 
@@ -48,11 +49,18 @@ def wanted_suffixes(wanted_format: str) -> tuple[str, ...]:
 
 
 def formats_of(uris: Iterable[str]) -> list[str]:
-    """The names of the formats that these files' suffixes say, in a fixed order."""
+    """The formats of a folder with these files, by their suffixes and in a fixed order.
+
+    Only Parquet and JSONL where there are any: CSV files beside them are notes more often than
+    prompts.
+    """
     given = list(uris)
-    return [
-        name for kind, name in _NAMES.items() if any(u.endswith(_SUFFIXES[kind]) for u in given)
-    ]
+    found = [kind for kind in _NAMES if any(uri.endswith(_SUFFIXES[kind]) for uri in given)]
+    return [kind for kind in found if kind in _FIRST] or found
+
+
+def in_words(formats: Iterable[str]) -> str:
+    return " and ".join(_NAMES[kind] for kind in formats)
 
 
 def format_of(uri: str) -> str | None:

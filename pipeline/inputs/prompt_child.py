@@ -2,11 +2,13 @@
 
 Jinja evaluates constants while it compiles (`"a" * 10**10`), and even while it lists the columns
 that a template names. So that is done here too. The sandbox keeps a template from Python's inner
-life and from changing values; nothing in it is random, so a row always has the same prompt.
+life and from changing values. Nothing in it is random, so a row always has the same prompt, unless
+the template makes text of a method or a generator (`{{ name.upper | string }}`): that text has an
+address of memory.
 
     template   `{{ x }}` writes what `cell_text` says; a value that is null ends the row
     messages   the same inside of JSON: written text cannot end the string that it stands in, and
-               `| tojson` writes a whole value
+               `| tojson` writes a whole value, and nothing else can
 """
 
 from __future__ import annotations
@@ -18,7 +20,6 @@ from typing import Any
 from jinja2 import StrictUndefined, TemplateSyntaxError, meta, nodes
 from jinja2.runtime import Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from markupsafe import Markup
 
 from specbatch.pipeline.inputs.cell_text import cell_text, is_missing
 from specbatch.pipeline.inputs.contract import RowError
@@ -28,12 +29,36 @@ _GLOBALS = ("range", "namespace")
 _RANDOM_FILTERS = ("random",)
 _OF_OTHER_FILES = (nodes.Extends, nodes.FromImport, nodes.Import, nodes.Include)
 # What they write is written once more, and would be escaped twice.
-_WRITING = (nodes.AssignBlock, nodes.CallBlock, nodes.FilterBlock, nodes.Macro)
+_WRITING = (nodes.AssignBlock, nodes.Block, nodes.CallBlock, nodes.FilterBlock, nodes.Macro)
 _CELLS = (str, int, float, dict, list, tuple)
 
 
 class _NullWrittenError(Exception):
     """The template writes a value that is null."""
+
+
+class _Json(str):
+    """What `tojson` has written. Whatever else is done to it makes it text again."""
+
+    __slots__ = ()
+
+    def __new__(cls, text: str) -> str:  # type: ignore[misc]  # the sandbox's `format` calls it
+        return str(text)
+
+
+class _Number(float):
+    """A number that is written as the row spells it: a price of 19.90 is not 19.9."""
+
+    __slots__ = ("_text",)  # out of the template's sight
+    _text: str
+
+    def __new__(cls, text: str) -> _Number:
+        made = super().__new__(cls, text)
+        made._text = text
+        return made
+
+    def __str__(self) -> str:
+        return self._text
 
 
 class _Templates:
@@ -58,22 +83,28 @@ class _Templates:
             raise RowError("null_column", _which_is_null(row)) from None
 
     def _columns(self, text: str) -> set[str]:
-        tree = _compiled(self._environment.parse, text)
+        """The columns that a text names. One may be called `range`, as a function is."""
+        environment = _environment(_in_text)
+        environment.globals = {}
+        tree = _compiled(environment.parse, text)
         self._check(tree)
         found: set[str] = _compiled(meta.find_undeclared_variables, tree)
-        return found
+        return {name for name in found if name not in _GLOBALS or not _is_only_called(tree, name)}
 
     def _check(self, tree: nodes.Template) -> None:
         for node in tree.find_all(_OF_OTHER_FILES):
             raise BrokenTemplateError(f"line {node.lineno}: a template cannot use other files")
-        for node in tree.find_all(_WRITING) if self._as_json else ():
+        for node in tree.find_all((*_WRITING, nodes.For)) if self._as_json else ():
+            if isinstance(node, nodes.For) and not node.recursive:
+                continue
             raise BrokenTemplateError(
-                f"line {node.lineno}: macros and blocks of set, call or filter are not for messages"
+                f"line {node.lineno}: macros, recursive loops, named blocks and blocks of set, "
+                "call or filter are not for messages"
             )
 
 
 def main() -> None:
-    serve(lambda setup: _Templates(setup).answer)
+    serve(lambda setup: _Templates(setup).answer, _Number)
 
 
 def _environment(finalize: Callable[[Any], str]) -> ImmutableSandboxedEnvironment:
@@ -89,6 +120,16 @@ def _environment(finalize: Callable[[Any], str]) -> ImmutableSandboxedEnvironmen
     }
     made.filters["tojson"] = _to_json
     return made
+
+
+def _is_only_called(tree: nodes.Template, name: str) -> bool:
+    """Whether every use of a name is a call, so that a function is meant."""
+    called = {id(call.node) for call in tree.find_all(nodes.Call)}
+    return all(
+        id(one) in called
+        for one in tree.find_all(nodes.Name)
+        if one.name == name and one.ctx == "load"
+    )
 
 
 def _compiled(compile_it: Callable[[Any], Any], what: Any) -> Any:
@@ -112,14 +153,14 @@ def _in_text(value: Any) -> str:
 
 
 def _in_json(value: Any) -> str:
-    if isinstance(value, Markup):  # of tojson
+    if type(value) is _Json:
         return value
     return json.dumps(_in_text(value), ensure_ascii=False)[1:-1]
 
 
-def _to_json(value: Any, indent: int | None = None) -> Markup:
-    """Jinja's own filter is for HTML and escapes `<`. `Markup` marks what is JSON already."""
-    return Markup(json.dumps(value, ensure_ascii=False, indent=indent))
+def _to_json(value: Any, indent: int | None = None) -> _Json:
+    """Jinja's own filter is for HTML and escapes `<`."""
+    return str.__new__(_Json, json.dumps(value, ensure_ascii=False, indent=indent))
 
 
 def _which_is_null(row: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ the column in its reason.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import lru_cache
 from importlib.util import find_spec
@@ -16,14 +17,16 @@ from typing import Any
 
 from specbatch.pipeline.inputs.cell_text import cell_json, cell_text, is_missing
 from specbatch.pipeline.inputs.contract import PromptKind, RawRow, RowError
-from specbatch.pipeline.inputs.templates import LimitedTemplate, Whose
+from specbatch.pipeline.inputs.templates import MAX_CHARS, LimitedTemplate, Whose
 from specbatch.schemas.errors import InputError, MissingExtraError, SpecError
 from specbatch.schemas.prompt_places import Place, columns_in, parts_of
 from specbatch.schemas.spec import InputSpec
 
 _CHILD = "specbatch.pipeline.inputs.prompt_child"
 _WHOSE = Whose("the template", "the template of the job", "row", "template_failed", SpecError)
+_COMPILING = replace(_WHOSE, item="")  # there is no row yet
 _OF_JSON = frozenset('":,\n')  # in a name: braces were meant to be braces
+_INFINITE = (float("inf"), float("-inf"))
 _KEPT = 64  # inputs whose columns stay known
 
 
@@ -138,30 +141,38 @@ def _renderer(spec: InputSpec) -> Callable[[Mapping[str, Any]], list[str]]:
 
 
 def _filled(parts: Iterable[str | Place], columns: Mapping[str, Any]) -> str:
-    return "".join(
-        part if isinstance(part, str) else _value(part.column, columns[part.column])
-        for part in parts
-    )
+    """The text. Its length is limited before it is made: a place may be repeated many times."""
+    texts, chars = [], 0
+    for part in parts:
+        text = part if isinstance(part, str) else _value(part.column, columns[part.column])
+        chars += len(text)
+        if chars > MAX_CHARS:
+            raise RowError(
+                "too_long", f"the template wrote more than the {MAX_CHARS} characters that are read"
+            )
+        texts.append(text)
+    return "".join(texts)
 
 
 def _value(name: str, value: Any) -> str:
     if is_missing(value):
-        raise RowError("null_column", f"column `{name}` is null, and the template needs it")
+        what = "infinite" if value in _INFINITE else "null"
+        raise RowError("null_column", f"column `{name}` is {what}, and the template needs it")
     return cell_text(value)
 
 
 # --- Jinja, in a process of its own -------------------------------------------------------------
-def _jinja(texts: tuple[str, ...], as_json: bool) -> LimitedTemplate:
+def _jinja(texts: tuple[str, ...], as_json: bool, whose: Whose = _WHOSE) -> LimitedTemplate:
     if find_spec("jinja2") is None:
         raise MissingExtraError(
             "template_kind jinja needs jinja2: pip install 'specbatch[engine]', or write a simple "
             "template"
         )
-    return LimitedTemplate(_CHILD, {"texts": texts, "as_json": as_json}, _WHOSE)
+    return LimitedTemplate(_CHILD, {"texts": texts, "as_json": as_json}, whose)
 
 
 def _jinja_columns(texts: tuple[str, ...], as_json: bool) -> tuple[str, ...]:
     try:
-        return tuple(_jinja(texts, as_json).render(b"{}"))
-    except RowError as error:  # there is no row yet
+        return tuple(_jinja(texts, as_json, _COMPILING).render(b"{}"))
+    except RowError as error:
         raise SpecError(f"the template of the job cannot be compiled: {error}") from None

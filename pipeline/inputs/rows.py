@@ -15,7 +15,8 @@
     bad_token_id           a token id outside the vocabulary
     too_long               does not leave room for one token, or above max_prompt_tokens; or a cell
                            or line of more bytes than are read
-    unreadable             its part of the file cannot be decoded within the memory for that
+    unreadable             its part of the file cannot be decoded within the memory for that, or
+                           Python does not have a value of it, such as a date after the year 9999
     bad_id                 an id above 512 characters, with a NUL, or too large a number to be exact
     duplicate_id           an earlier row has the id; the first one counts
     bad_seed               not an integer in [0, 2**63)
@@ -58,7 +59,7 @@ _MAX_ID_CHARS = 512
 # the cut may differ from those of the whole text, but not half of them.
 _CHARS_PER_TOKEN = 16
 _SURELY = 2  # times the allowed number of tokens
-_CHARS_AT_ONCE = 32 << 20  # of the columns that prompts are made of
+_CHARS_AT_ONCE = 32 << 20  # of prompts that templates have made
 _EXACT_BELOW = 2.0**53  # larger ids that were read as floats are not distinct
 
 
@@ -112,14 +113,29 @@ class RowChecker:
     ) -> list[PromptRow | RejectedRow]:
         """One result per row, in order; `first_row` is the row_index of the first."""
         results: list[PromptRow | RejectedRow] = []
-        for part in (batch,) if self._template is None else _portions_of(batch):
-            results += self._check(part, first_row + len(results), has_ids)
+        for drafts in self._runs(batch, first_row):
+            part = batch.part(len(results), len(results) + len(drafts))
+            results += self._checked(drafts, part, first_row + len(results), has_ids)
         return results
 
-    def _check(
-        self, batch: RawBatch, first_row: int, has_ids: bool
+    def _runs(self, batch: RawBatch, first_row: int) -> Iterator[list[_Draft]]:
+        """The drafts of the batch, in runs for which templates made about `_CHARS_AT_ONCE`
+        characters: a small row may have a long prompt."""
+        drafts: list[_Draft] = []
+        chars = 0
+        for row_index, raw in enumerate(batch.rows, first_row):
+            draft = self._draft(raw, batch, row_index)
+            made = 0 if draft.text is None or draft.text is raw.prompt else len(draft.text)
+            if drafts and chars + made > _CHARS_AT_ONCE:
+                yield drafts
+                drafts, chars = [], 0
+            drafts.append(draft)
+            chars += made
+        yield drafts
+
+    def _checked(
+        self, drafts: list[_Draft], batch: RawBatch, first_row: int, has_ids: bool
     ) -> list[PromptRow | RejectedRow]:
-        drafts = [self._draft(raw, batch, first_row + i) for i, raw in enumerate(batch.rows)]
         if has_ids:
             self._mark_duplicates(drafts, batch, first_row)
         for special in (True, False):
@@ -252,21 +268,6 @@ class RowChecker:
         if self._tokenizer.vocab_size > self._vocab_size and max(ids) >= self._vocab_size:
             return "bad_token_id", self._outside(max(ids))
         return None
-
-
-def _portions_of(batch: RawBatch) -> Iterator[RawBatch]:
-    """The batch in runs of rows whose columns have about `_CHARS_AT_ONCE` characters.
-
-    Rows may share a long text in memory, and their prompts do not.
-    """
-    first, chars = 0, 0
-    for row, raw in enumerate(batch.rows):
-        own = sum(len(x) for x in (raw.columns or {}).values() if isinstance(x, str))
-        if chars and chars + own > _CHARS_AT_ONCE:
-            yield batch.part(first, row)
-            first, chars = row, 0
-        chars += own
-    yield batch.part(first, len(batch.rows))
 
 
 def _is_absent(value: Any) -> bool:

@@ -5,6 +5,7 @@ Such a folder has Arrow streams, a file that names them in order, and perhaps ca
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,11 +28,12 @@ def saved_dataset(
     `DatasetDict`, whose splits are datasets, and for a folder that lacks a file.
     """
     there = {info.uri.removeprefix(root): info for info in listed}
+    here = root.rstrip("/") or root or "."
     if _SPLITS in there:
         splits = _read(there[_SPLITS], objects).get("splits")
         names = [str(one) for one in splits] if isinstance(splits, list) and splits else ["?"]
         raise InputError(
-            f"input folder {root.rstrip('/')} is a DatasetDict with the splits {', '.join(names)}; "
+            f"input folder {here} is a DatasetDict with the splits {', '.join(names)}; "
             f"name one of them, for example {root}{names[0]}"
         )
     if _STATE not in there or _INFO not in there:
@@ -46,7 +48,10 @@ def saved_dataset(
             f"{root}{missing[0]} is missing, and {state.uri} names it; save the dataset again"
         )
     if not names:
-        raise InputError(f"the dataset at {root.rstrip('/')} has no files")
+        raise InputError(f"the dataset at {here} has no files")
+    name, count = Counter(names).most_common(1)[0]
+    if count > 1:
+        raise InputError(f"{state.uri} names {name} {count} times; save the dataset again")
     return [there[name] for name in names]
 
 

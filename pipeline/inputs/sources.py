@@ -19,6 +19,7 @@ from specbatch.pipeline.inputs.delimited import CsvSource
 from specbatch.pipeline.inputs.folders import (
     format_of,
     formats_of,
+    in_words,
     is_glob,
     is_hidden,
     local_files,
@@ -61,6 +62,7 @@ def text_source(
 def find_files(spec: InputSpec, objects: Objects) -> tuple[list[ObjectInfo], Format]:
     """The input's files and their format. Raises as `open_source` does; needs no pyarrow."""
     files = _find(spec, objects)
+    _check_read_once(files)
     name = _format(spec, files, objects)
     if spec.delimiter is not None and name != "csv":
         raise InputError(
@@ -133,12 +135,24 @@ def _folder(
         *most, last = (f"*{suffix}" for suffix in wanted if not suffix.endswith(GZIP))
         names = f"{', '.join(most)} or {last}" if most else last
         raise InputError(f"input folder {spec.uri} holds no {names} files")
+    if spec.format != "auto":
+        return files
     kinds = formats_of(info.uri for info in files)
-    if spec.format == "auto" and len(kinds) > 1:
+    if len(kinds) > 1:
         raise InputError(
-            f"input folder {spec.uri} holds {' and '.join(kinds)} files; set input.format to choose"
+            f"input folder {spec.uri} holds {in_words(kinds)} files; set input.format to choose"
         )
-    return files
+    return [info for info in files if info.uri.endswith(wanted_suffixes(kinds[0]))]
+
+
+def _check_read_once(files: list[ObjectInfo]) -> None:
+    names = {info.uri for info in files}
+    for name in (info.uri for info in files):
+        if name.endswith(GZIP) and (unpacked := name.removesuffix(GZIP)) in names:
+            raise InputError(
+                f"{unpacked} and {name} seem to be the same file, whose rows would be read twice; "
+                "move one of them away"
+            )
 
 
 def _nothing_at(named: str, uri: str) -> InputError:
@@ -180,7 +194,8 @@ def _format(spec: InputSpec, files: list[ObjectInfo], objects: Objects) -> Forma
         line = _first_line(file)
     if line is None and not first.uri.endswith(wanted_suffixes("jsonl")):
         raise InputError(
-            f"{first.uri} is neither Parquet nor JSONL; set input.format if it is, or is CSV"
+            f"{first.uri} is neither Parquet nor JSONL; if it is one of these or CSV, set "
+            "input.format"
         )
     return "openai" if line and "custom_id" in line and "body" in line else "jsonl"
 

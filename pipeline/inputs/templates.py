@@ -37,7 +37,7 @@ class Whose:
 
     short: str  # "the chat template"
     whole: str  # the same with its owner
-    item: str  # what it renders
+    item: str  # what it renders; empty while it is only compiled
     code: str  # of an item that it refuses
     error: type[UsageError]
     otherwise: str = ""  # what helps beside a better template
@@ -76,12 +76,18 @@ class LimitedTemplate:
                 self._over += 1
                 if self._over >= MOST_IN_A_ROW:
                     raise whose.error(
-                        f"{whose.whole} does not end: {error}, with each of {self._over} "
-                        f"{whose.item}s; fix the template{whose.otherwise}"
+                        f"{whose.whole} did not finish for {self._over} {whose.item}s in a row: "
+                        f"{error}; fix the template{whose.otherwise}"
                     ) from None
+                with_it = f" with this {whose.item}" if whose.item else ""
                 raise RowError(
-                    whose.code, f"{whose.short} did not finish with this {whose.item}: {error}"
+                    whose.code, f"{whose.short} did not finish{with_it}: {error}"
                 ) from None
+            except BaseException:  # such as Ctrl-C: the next item would get this one's answer
+                if self._child is not None:
+                    self._child.close()
+                    self._child = None
+                raise
             return self._read(answer)
 
     def _ask(self, line: bytes) -> dict[str, Any]:
@@ -102,8 +108,8 @@ class LimitedTemplate:
             self._over += 1
             if self._over >= MOST_IN_A_ROW:
                 raise whose.error(
-                    f"{whose.whole} needs more than {CHAT_BYTES >> 20} MiB with each of "
-                    f"{self._over} {whose.item}s: fix it{whose.otherwise}"
+                    f"{whose.whole} needed more than {CHAT_BYTES >> 20} MiB for {self._over} "
+                    f"{whose.item}s in a row: fix it{whose.otherwise}"
                 )
             raise RowError("too_long", f"{whose.short} needs more than {CHAT_BYTES >> 20} MiB")
         self._over = 0
@@ -113,9 +119,8 @@ class LimitedTemplate:
                 f"{whose.short} wrote {answer['long']} characters; at most {MAX_CHARS} are read",
             )
         if "refused" in answer:
-            raise RowError(
-                whose.code, f"the template refused the {whose.item}: {answer['refused']}"
-            )
+            it = f" the {whose.item}" if whose.item else ""
+            raise RowError(whose.code, f"the template refused{it}: {answer['refused']}")
         if "code" in answer:
             raise RowError(answer["code"], answer["reason"])
         return answer["made"]
@@ -162,19 +167,22 @@ def main() -> None:
     serve(lambda setup: partial(_chat, render_jinja_template, setup))
 
 
-def serve(prepared: Callable[[dict[str, Any]], Callable[[Any], Any]]) -> None:
+def serve(
+    prepared: Callable[[dict[str, Any]], Callable[[Any], Any]],
+    number: Callable[[str], float] = float,
+) -> None:
     """Answer in a process of its own: a line in, a line out.
 
     The first line is the setup, every other line an item in JSON. `prepared` makes of the setup
     what renders an item, which must not compile the template before the first item is there: then
-    the limits hold.
+    the limits hold. `number` makes the numbers of an item that are not integers.
     """
     setup = json.loads(sys.stdin.buffer.readline())
     limit_memory(setup["memory_bytes"])
     render = prepared(setup)
     for line in sys.stdin.buffer:
         limit_time(setup["sec"])
-        answer = _answer(render, json.loads(line), setup["chars"])
+        answer = _answer(render, json.loads(line, parse_float=number), setup["chars"])
         limit_time(0)
         sys.stdout.buffer.write(answer + b"\n")
         sys.stdout.buffer.flush()

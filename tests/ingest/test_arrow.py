@@ -15,6 +15,7 @@ from ingest.making import make_spec
 from specbatch.jobs.cli.checks import check_input_here
 from specbatch.pipeline.inputs import columnar
 from specbatch.pipeline.inputs.columnar import ColumnarSource
+from specbatch.pipeline.inputs.columnar_child import sizes_of
 from specbatch.pipeline.inputs.contract import RawRow, Source
 from specbatch.pipeline.inputs.kept import kept_schema
 from specbatch.pipeline.inputs.planner import plan
@@ -213,6 +214,99 @@ def test_text_that_is_not_utf8_spoils_its_row_alone(
     assert [row.code for row in group.rejected] == ["invalid_utf8"]
 
 
+BAD = pa.array([b"good", b"\xff", b"good"], pa.binary()).view(pa.string())
+STRUCTS = pa.StructArray.from_arrays([BAD, pa.array([1, 2, 3])], names=["t", "n"])
+OFFSETS = pa.array([0, 1, 2, 3], pa.int32())
+NESTED = [
+    STRUCTS,
+    pa.ListArray.from_arrays(OFFSETS, BAD),
+    pa.ListArray.from_arrays(OFFSETS, STRUCTS),
+    pa.LargeListArray.from_arrays(OFFSETS.cast(pa.int64()), BAD),
+    pa.FixedSizeListArray.from_arrays(BAD, 1),
+    pa.ListViewArray.from_arrays(OFFSETS[:3], pa.array([1, 1, 1], pa.int32()), BAD),
+    pa.MapArray.from_arrays(OFFSETS, pa.array(["a", "b", "c"]), BAD),
+    pa.StructArray.from_arrays([BAD.view(pa.binary()).cast(pa.binary_view()).view(
+        pa.string_view())], names=["t"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("column", NESTED, ids=lambda column: str(column.type))
+def test_text_within_a_cell_that_is_not_utf8_spoils_its_row_alone(
+    tmp_path: Path, column: pa.Array, make_checker: Any
+) -> None:
+    path = write(tmp_path / "a.arrow", {"x": column})
+    spec = make_spec(path, input={"template": "{x}"})
+    (group,) = plan(open_source(spec.input, Objects()), make_checker(spec), 8)
+    assert [row.row_index for row in group.rows] == [0, 2]
+    assert [row.code for row in group.rejected] == ["invalid_utf8"]
+
+
+def test_offsets_within_a_cell_are_still_checked(tmp_path: Path) -> None:
+    texts = pa.array(["a", "b", "c"])
+    wrong = pa.ListArray.from_arrays(pa.array([0, 9, 2, 3], pa.int32()), texts)
+    table = pa.table({"x": pa.StructArray.from_arrays([wrong], names=["l"])})
+    path = write(tmp_path / "a.arrow", table)
+    with pytest.raises(InputError, match="is damaged; write the file again"):
+        rows(opened(path, template="{x}"))
+
+
+def test_an_id_that_python_does_not_have_is_no_id(tmp_path: Path, make_checker: Any) -> None:
+    """Also when a job resumes and reads the ids before that place alone."""
+    days = pa.array([1, 2_932_897, 1, 2_932_897, 2], pa.date32())
+    spec = make_spec(write(tmp_path / "a.arrow", {"prompt": TEXTS[:5], "id": days}))
+    first, *rest = plan(open_source(spec.input, Objects()), make_checker(spec), 1)
+    rejected = [row for group in (first, *rest) for row in group.rejected]
+    assert [(row.row_index, row.row_id, row.code) for row in rejected] == [
+        (1, None, "unreadable"), (2, "1970-01-02", "duplicate_id"), (3, None, "unreadable"),
+    ]  # fmt: skip
+    again = plan(open_source(spec.input, Objects()), make_checker(spec), 1, first.cursor, 1, 1)
+    assert list(again) == rest
+
+
+LONG = "x" * 1000
+ONE = pa.array(["a", LONG, "b", "c"])
+FOUR = pa.array([0, 1, 2, 3, 4], pa.int32())
+CODES = pa.array([0, 0, 0, 0], pa.int8())
+NUMBERS = pa.array([1, 2, 3, 4])
+WIDE = [
+    pa.ListArray.from_arrays(FOUR, ONE),
+    pa.ListViewArray.from_arrays(FOUR[:4], pa.array([1] * 4, pa.int32()), ONE),
+    pa.LargeListViewArray.from_arrays(
+        FOUR[:4].cast(pa.int64()), pa.array([1] * 4, pa.int64()), ONE),
+    pa.MapArray.from_arrays(FOUR, NUMBERS, ONE),
+    pa.MapArray.from_arrays(FOUR, ONE, NUMBERS),
+    pa.UnionArray.from_sparse(CODES, [ONE, NUMBERS]),
+    pa.UnionArray.from_dense(CODES, FOUR[:4], [ONE, NUMBERS]),
+    pa.StructArray.from_arrays([pa.compute.run_end_encode(ONE)], names=["r"]),
+    pa.StructArray.from_arrays([ONE.dictionary_encode()], names=["d"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("column", WIDE, ids=lambda column: str(column.type))
+def test_cells_of_every_type_have_a_size(column: pa.Array) -> None:
+    for first in range(4):
+        sizes = sizes_of(column.slice(first)).tolist()
+        assert [size > 900 for size in sizes] == [False, True, False, False][first:]
+    assert sizes_of(column)[1] < 1100
+
+
+def test_views_of_the_same_values_count_each_time() -> None:
+    counts = pa.array([2, 4, 0], pa.int32())
+    column = pa.ListViewArray.from_arrays(pa.array([1, 0, 3], pa.int32()), counts, ONE)
+    assert sizes_of(column).tolist() == [1001 + 16, 1003 + 32, 0]
+    assert sizes_of(pa.array([bytes(500), None], pa.binary(500))).tolist() == [500, 500]
+    assert sizes_of(pa.array([1, 2], pa.int8())).tolist() == [8, 8]
+
+
+@pytest.mark.parametrize("column", WIDE, ids=lambda column: str(column.type))
+def test_a_giant_cell_of_any_type_is_a_bad_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: pa.Array
+) -> None:
+    monkeypatch.setattr(columnar, "MAX_ROW_BYTES", 900)
+    found = rows(opened(write(tmp_path / "a.arrow", {"x": column}), template="{x}"))
+    assert [row.problem and row.problem[0] for row in found] == [None, "too_long", None, None]
+
+
 def test_a_giant_cell_is_a_bad_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(columnar, "MAX_ROW_BYTES", 50)
     path = write(tmp_path / "a.arrow", {"prompt": ["a", "x" * 51, "b"], "id": ["1", "2", "3"]})
@@ -238,6 +332,9 @@ def test_feather_version_1_is_refused_with_a_remedy(tmp_path: Path) -> None:
     assert refusal(path) == (
         f"{path} cannot be read: it is Feather version 1; write it again as version 2"
     )
+    with pytest.raises(InputError) as caught:
+        check_input_here(make_spec(path).input)
+    assert str(caught.value) == refusal(path)
 
 
 def test_a_body_that_expands_beyond_the_memory_is_unreadable_and_the_rest_is_read(

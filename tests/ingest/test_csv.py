@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import random
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ def test_the_suffix_or_the_spec_says_what_divides_cells(
 
 def test_a_format_can_be_named_where_the_suffix_says_nothing(tmp_path: Path) -> None:
     path = write(tmp_path / "a.txt", "prompt\nx\n")
-    assert "set input.format if it is, or is CSV" in refusal(path)
+    assert "if it is one of these or CSV, set input.format" in refusal(path)
     assert prompts(path, format="csv") == ["x"]
 
 
@@ -111,8 +112,8 @@ def test_a_folder_is_read_in_order_and_columns_may_be_in_any(tmp_path: Path) -> 
         ("2", "y"),
         ("3", "z"),
     ]
-    write(tmp_path / "d.jsonl", '{"prompt": "x"}\n')
-    assert "holds CSV and JSONL files; set input.format to choose" in refusal(tmp_path)
+    write(tmp_path / "d.arrow", b"")
+    assert "holds Arrow and CSV files; set input.format to choose" in refusal(tmp_path)
     assert len(rows(opened(tmp_path, format="csv"))) == 3
 
 
@@ -231,6 +232,25 @@ def test_a_row_that_is_too_long_is_passed_by_to_its_end(
     assert [row.prompt for row in rows(source, batch.position(2))] == ["after"]
 
 
+@pytest.mark.parametrize("kind", GIANT)
+def test_a_row_that_is_too_long_is_read_forward_only(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A step back in a gzip file would decompress it from its first byte."""
+    monkeypatch.setattr(delimited, "MAX_RECORD_BYTES", 60)
+    monkeypatch.setattr(delimited, "_PASSED_BY_BYTES", 7)
+    pattern, lines = GIANT[kind]
+    cell = pattern % "\n".join(["x" * (100 // lines), *["y, z" * 5] * (lines - 1)])
+    found = list(delimited.records(ForwardOnly(f"a\n{cell}\nb\n{cell}\nc\n".encode()), ","))
+    assert [one.cells for one in found[::2]] == [["a"], ["b"], ["c"]]
+    assert [one.cells[0] for one in found[1::2]] == ["too_long", "too_long"]
+
+
+class ForwardOnly(io.BytesIO):
+    def seek(self, offset: int, whence: int = 0) -> int:
+        raise AssertionError(f"a step to {offset}, {whence}")
+
+
 def test_cells_may_be_longer_than_the_csv_module_allows_by_itself(tmp_path: Path) -> None:
     csv.field_size_limit(131_072)
     path = write(tmp_path / "a.csv", f"prompt\n{'x' * 1_000_000}\n")
@@ -326,6 +346,14 @@ def test_kept_columns_are_text_and_null_for_bad_rows(tmp_path: Path) -> None:
     write(tmp_path / "b.csv", "id,prompt\n1,x\n")
     with pytest.raises(InputError, match="columns are prompt, k, e in"):
         kept_schema(opened(tmp_path), "all")
+
+
+@pytest.mark.parametrize("wanted", ["all", ("k",)])
+def test_a_column_that_is_there_twice_cannot_be_kept(tmp_path: Path, wanted: Any) -> None:
+    source = opened(write(tmp_path / "a.csv", "prompt,k,k\nx,1,2\n"))
+    source.check()
+    with pytest.raises(InputError, match="has several columns `k`; rename all but one"):
+        kept_schema(source, wanted)
 
 
 def test_ids_that_repeat_are_found_across_a_resume(tmp_path: Path, make_checker: Any) -> None:

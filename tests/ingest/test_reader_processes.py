@@ -260,6 +260,22 @@ def test_a_paused_reading_has_no_process_and_misses_no_row(tmp_path: Path) -> No
     assert ids == [row.id for batch in plain.read() for row in batch.rows]
 
 
+def test_an_interrupted_render_does_not_answer_for_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    template = ChatTemplate("{{ messages[0]['content'] }}", {}, "m")
+    assert template.render([{"role": "user", "content": "first"}]) == "first"
+
+    def interrupted(_: LimitedProcess) -> bytes:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LimitedProcess, "line", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            template.render([{"role": "user", "content": "second"}])
+    assert template.render([{"role": "user", "content": "third"}]) == "third"
+
+
 def test_a_template_nobody_needs_ends_its_process() -> None:
     before = below(os.getpid())
     template = ChatTemplate("{{ messages[0]['content'] }}", {}, "m")

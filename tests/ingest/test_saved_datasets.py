@@ -80,6 +80,14 @@ def test_a_dictionary_of_splits_is_refused_and_names_them(tmp_path: Path) -> Non
     assert len(rows(folder / "test")) == ROWS
 
 
+def test_the_current_folder_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    DatasetDict({"train": dataset()}).save_to_disk(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert refusal(Path(".")) == (
+        "input folder . is a DatasetDict with the splits train; name one of them, for example train"
+    )
+
+
 def test_a_folder_that_lacks_a_file_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "d"
     dataset().save_to_disk(folder, num_shards=3)
@@ -93,6 +101,9 @@ def test_a_folder_that_lacks_a_file_is_refused(tmp_path: Path) -> None:
         b"[]": "is not JSON; save the dataset again",
         orjson.dumps({"_data_files": [{"filename": "../x.arrow"}]}): "../x.arrow is missing",
         orjson.dumps({"_data_files": []}): f"the dataset at {folder} has no files",
+        orjson.dumps({"_data_files": [{"filename": "data-00000-of-00003.arrow"}] * 2}): (
+            f"{folder}/state.json names data-00000-of-00003.arrow 2 times; save the dataset again"
+        ),
     }.items():
         (folder / "state.json").write_bytes(state)
         assert words in refusal(folder)

@@ -246,6 +246,29 @@ def test_a_folder_of_both_formats_needs_a_choice(tmp_path: Path) -> None:
     assert prompts(opened(tmp_path, format="parquet")) == ["p"]
 
 
+@pytest.mark.parametrize("first", ["parquet", "jsonl"])
+def test_notes_beside_parquet_or_jsonl_are_passed_over(tmp_path: Path, first: str) -> None:
+    (tmp_path / "notes.csv").write_text("note\nx\n")
+    (tmp_path / "a.arrow").write_bytes(b"")
+    if first == "parquet":
+        write_parquet(tmp_path / "p.parquet", {"prompt": ["p"]})
+    else:
+        write_lines(tmp_path / "p.jsonl", [{"prompt": "p"}])
+    source = opened(tmp_path)
+    source.check()
+    assert (source.format, prompts(source)) == (first, ["p"])
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
+def test_a_file_that_is_also_there_compressed_is_not_read_twice(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_text('{"prompt": "x"}\n' if name == "a.jsonl" else "prompt\nx\n")
+    (tmp_path / f"{name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+    for uri in (tmp_path, tmp_path / "a.*"):
+        assert f"{path} and {path}.gz seem to be the same file" in refusal(uri)
+    assert prompts(opened(path)) == ["x"]
+
+
 # --- preflight ----------------------------------------------------------------------------------
 @pytest.mark.parametrize("keep", [0, 3, 100, -1, -9])
 def test_a_truncated_file_is_named(tmp_path: Path, keep: int) -> None:

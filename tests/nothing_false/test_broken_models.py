@@ -248,8 +248,8 @@ GROWING = (
 @pytest.mark.parametrize(
     ("template", "words"),
     [
-        (LOOP, "does not end: it took too much processor time, with each of 3 chats"),
-        (GROWING, "needs more than 512 MiB with each of 3 chats"),
+        (LOOP, "did not finish for 3 chats in a row: it took too much processor time"),
+        (GROWING, "needed more than 512 MiB for 3 chats in a row"),
         ("{% for m in messages %}", "cannot be compiled"),
     ],
     ids=["loop", "growing", "syntax"],
