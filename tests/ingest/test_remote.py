@@ -393,6 +393,21 @@ def test_a_server_that_sends_byte_by_byte_is_left(
     assert caught.value.passing
 
 
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_file_may_come_in_chunks_of_unknown_number(is_whole: bool) -> None:
+    pieces = [b"%x\r\n%b\r\n" % (len(line), line) for line in LINES.splitlines(keepends=True)]
+    end = [b"0\r\n\r\n"] if is_whole else []
+    chunked = {"Transfer-Encoding": "chunked"}
+    with serving(WebStore(), lambda *_: (200, chunked, [*pieces, *end])) as store:
+        uri, objects = f"{store.url}/a.jsonl", Objects(s3_retry_sec=0.1)
+        if is_whole:
+            assert prompts(opened(uri, objects)) == ["a", "b", "c"]
+            return
+        with pytest.raises(ObjectError, match="the server cannot be reached") as caught:
+            opened(uri, objects)
+    assert caught.value.passing
+
+
 @pytest.mark.parametrize("tags", ["weak", "none"])
 def test_a_range_without_its_tag_may_be_of_another_file(tags: str) -> None:
     def careless(store: WebStore, asked: Asked) -> Answer:
