@@ -20,7 +20,7 @@ _USERINFO = re.compile(r"(://[^\s:/@]*:)[^\s/@]+@")
 # Of a value that is one URL, or several with `;`: the last @ ends the password, whatever is in it.
 _USERINFO_OF_URL = re.compile(r"(://[^\s:/@]*:)\S+@")
 # Of a query string, or of libpq's `host=… password=…`; not `eos_token=`, which is no secret.
-_NAMES = r"(?:\b[a-z_]*passw(?:or)?d|[?&][a-z_-]*(?:secret|token|signature)[a-z_-]*)"
+_NAMES = r"(?:\b[a-z_]*passw(?:or)?d|[?&](?:sig|[a-z_-]*(?:secret|token|signature)[a-z_-]*))"
 _PARAMETERS = re.compile(rf"(?i)({_NAMES}=)([^&\s\"';,)]+)")
 _PASSWORDS = re.compile(r"://[^\s:/@]*:(\S+)@")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -30,28 +31,44 @@ from specbatch.schemas.prompt_places import columns_in, first_doubled
 from specbatch.schemas.records import JobRow, SamplingParams, Verification
 
 
+def _scheme(uri: str) -> str:
+    """In small letters; empty for a path."""
+    return uri.partition("://")[0].lower() if "://" in uri else ""
+
+
 def _without_credentials(uri: str) -> str:
     if "@" in uri.partition("://")[2].partition("/")[0]:
+        if _scheme(uri) in ("abfs", "abfss"):  # CONTAINER@ACCOUNT.dfs.core.windows.net
+            raise ValueError(
+                "the account belongs in the environment, not in a uri: write az://CONTAINER/PATH "
+                "and set AZURE_STORAGE_ACCOUNT_NAME"
+            )
         # The spec is in the store, in logs and perhaps in `ps`.
         raise ValueError("credentials belong in the environment, not in a uri")
     return uri
 
 
 READ_ONLY = ("gs", "az", "abfs", "hf", "http", "https")  # schemes of stores for inputs alone
-_WEB = ("http://", "https://")
+_QUERY = re.compile(r"\?[^/?]*=")  # in a glob, ? stands for one character
 
 
 def _without_query(uri: str) -> str:
-    if uri.startswith(_WEB) and ("?" in uri or "#" in uri):
+    scheme = _scheme(uri)
+    if scheme in ("http", "https") and ("?" in uri or "#" in uri):
         raise ValueError(
             "a web address has no query here: it may hold a signature, and expires; copy the file, "
             "or use s3://, gs:// or az:// with credentials in the environment"
+        )
+    if scheme not in ("", "file", "s3") and _QUERY.search(uri):
+        raise ValueError(
+            f"a {scheme}:// uri has no query: it may hold a signature; leave it out, and put "
+            "credentials into the environment"
         )
     return uri
 
 
 def _writable(uri: str) -> str:
-    scheme = uri.partition("://")[0] if "://" in uri else ""
+    scheme = _scheme(uri)
     if scheme in READ_ONLY:
         raise ValueError(f"{scheme}:// is for inputs alone: use a folder or s3://")
     return uri

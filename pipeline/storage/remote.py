@@ -14,7 +14,7 @@ from typing import BinaryIO, NoReturn, TypeVar
 
 from specbatch.pipeline.storage.object_store import ObjectInfo, changed, verified
 from specbatch.pipeline.storage.ranged import ranged
-from specbatch.pipeline.storage.remote_contract import Remote, VersionGoneError
+from specbatch.pipeline.storage.remote_contract import Found, Remote, VersionGoneError
 from specbatch.pipeline.storage.retrying import Patience, retrying
 from specbatch.schemas.errors import MissingExtraError, ObjectError, SpecbatchError, first_line
 from specbatch.schemas.records import Artefact
@@ -74,18 +74,16 @@ class ReadOnlyObjects:
             return verified(uri, file.read(), expect)
 
     def open(self, uri: str, version: str | None = None) -> BinaryIO:
-        info = self.head(uri)
-        if info is None:
+        found = self._look(uri)
+        if found is None:
             raise ObjectError(f"cannot read {uri}: no such file")
-        if version is not None and info.version != version:
+        if version is not None and found.version != version:
             raise changed(uri)
 
         def read(start: int, size: int) -> bytes:
-            return self._call(
-                "read", uri, lambda: self._remote.read(uri, info.version, start, size)
-            )
+            return self._call("read", uri, lambda: self._remote.read(uri, found, start, size))
 
-        return ranged(info.size, read)
+        return ranged(found.size, read)
 
     def list(self, prefix: str) -> list[ObjectInfo]:
         try:
@@ -95,10 +93,7 @@ class ReadOnlyObjects:
         return [ObjectInfo(uri, one.size, one.version) for uri, one in sorted(found.items())]
 
     def head(self, uri: str) -> ObjectInfo | None:
-        try:
-            found = self._call("look at", uri, lambda: self._remote.look(uri))
-        except FileNotFoundError:
-            return None
+        found = self._look(uri)
         return None if found is None else ObjectInfo(uri, found.size, found.version)
 
     def put_bytes(self, uri: str, data: bytes) -> Artefact:
@@ -118,6 +113,12 @@ class ReadOnlyObjects:
 
     def abort_uploads(self, prefix: str) -> None:
         """Does nothing: nothing is uploaded."""
+
+    def _look(self, uri: str) -> Found | None:
+        try:
+            return self._call("look at", uri, lambda: self._remote.look(uri))
+        except FileNotFoundError:
+            return None
 
     def _refuse(self, uri: str) -> NoReturn:
         raise ObjectError(f"cannot write {uri}: {self._remote.name} is read only; use s3://")
@@ -142,11 +143,11 @@ class ReadOnlyObjects:
 _PASSING = {
     *("ClientConnectionError", "ClientPayloadError", "ConnectionError", "TimeoutError"),
     *("TransportError", "ServiceRequestError", "ServiceResponseError", "ProtocolError"),
-    *("IncompleteRead", "NewConnectionError", "IncompleteReadError"),
+    *("IncompleteRead", "NewConnectionError", "IncompleteReadError", "SSLError"),
 }
 _LASTING = {
-    *("SSLError", "ClientSSLError", "ClientConnectorCertificateError"),
-    *("SSLCertVerificationError", "CertificateError", "OfflineModeIsEnabled"),
+    *("ClientConnectorCertificateError", "SSLCertVerificationError", "CertificateError"),
+    "OfflineModeIsEnabled",
 }
 _NO_CREDENTIALS = {"DefaultCredentialsError", "CredentialUnavailableError", "RefreshError"}
 _DEEPEST = 8

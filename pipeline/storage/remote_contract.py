@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
+
+
+class Copy(Protocol):
+    """All bytes of a file on this machine, for as long as somebody holds this."""
+
+    def read(self, start: int, size: int) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +18,7 @@ class Found:
 
     size: int  # bytes
     version: str  # of its bytes: an ETag, a generation or a digest, never a time
+    copy: Copy | None = field(default=None, compare=False)  # if it cannot be read in ranges
 
 
 class VersionGoneError(Exception):
@@ -32,6 +39,6 @@ class Remote(Protocol):
         """All files below a folder, by uri."""
         ...
 
-    def read(self, uri: str, version: str, start: int, size: int) -> bytes:
-        """Bytes [start, start + size) of a version. Raises `VersionGoneError`."""
+    def read(self, uri: str, found: Found, start: int, size: int) -> bytes:
+        """Bytes [start, start + size) of the version that was found. Raises `VersionGoneError`."""
         ...

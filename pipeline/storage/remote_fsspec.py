@@ -53,12 +53,14 @@ class GcsRemote:
             if not info["name"].endswith("/")
         }
 
-    def read(self, uri: str, version: str, start: int, size: int) -> bytes:
+    def read(self, uri: str, found: Found, start: int, size: int) -> bytes:
         try:
-            found = self._fs().cat_file(f"{uri}#{version}", start=start, end=start + size)
+            data = self._fs().cat_file(
+                uri, start=start, end=start + size, generation=found.version
+            )
         except FileNotFoundError:
             raise VersionGoneError from None
-        return cast(bytes, found)
+        return cast(bytes, data)
 
 
 def _google() -> Any:
@@ -110,7 +112,7 @@ class AzureRemote:
             for info in fs.find(folder, detail=True).values()
         }
 
-    def read(self, uri: str, version: str, start: int, size: int) -> bytes:
+    def read(self, uri: str, found: Found, start: int, size: int) -> bytes:
         from azure.core import MatchConditions
         from azure.core.exceptions import HttpResponseError
         from fsspec.asyn import sync
@@ -123,7 +125,7 @@ class AzureRemote:
                 answer = await blob.download_blob(
                     offset=start,
                     length=size,
-                    etag=f'"{version}"',
+                    etag=f'"{found.version}"',
                     match_condition=MatchConditions.IfNotModified,
                 )
                 return cast(bytes, await answer.readall())

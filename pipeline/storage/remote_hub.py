@@ -41,6 +41,8 @@ class HubRemote:
         return self._found(uri, commit, files[0]) if files else None
 
     def find(self, folder: str) -> dict[str, Found]:
+        from huggingface_hub.errors import RemoteEntryNotFoundError
+
         place = _parsed(folder)
         root = folder.rstrip("/").removesuffix(place.path_in_repo).rstrip("/")
         api, commit = _api(), self._commit(folder, place)
@@ -51,19 +53,22 @@ class HubRemote:
             revision=commit,
             repo_type=place.type,
         )
-        return {
-            (uri := f"{root}/{one.path}"): self._found(uri, commit, one)
-            for one in tree
-            if _is_file(one)
-        }
+        try:
+            return {
+                (uri := f"{root}/{one.path}"): self._found(uri, commit, one)
+                for one in tree
+                if _is_file(one)
+            }
+        except RemoteEntryNotFoundError:
+            return {}
 
-    def read(self, uri: str, version: str, start: int, size: int) -> bytes:
+    def read(self, uri: str, found: Found, start: int, size: int) -> bytes:
         from huggingface_hub import hf_hub_url
         from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
-        if (uri, version) not in self._commits:
+        if (uri, found.version) not in self._commits:
             self.look(uri)
-        commit = self._commits.get((uri, version))
+        commit = self._commits.get((uri, found.version))
         if commit is None:
             raise VersionGoneError
         place = _parsed(uri)
@@ -74,7 +79,10 @@ class HubRemote:
             repo_type=place.type,
             endpoint=_endpoint(),
         )
-        headers = build_hf_headers() | {"Range": f"bytes={start}-{start + size - 1}"}
+        headers = build_hf_headers() | {
+            "Accept-Encoding": "identity",  # a range of compressed bytes would be another range
+            "Range": f"bytes={start}-{start + size - 1}",
+        }
         with get_session().stream(
             "GET", url, headers=headers, timeout=ANSWER_SEC, follow_redirects=True
         ) as answer:

@@ -6,8 +6,15 @@ import base64
 import hashlib
 import io
 import os
+import shutil
+import socket
+import ssl
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import repeat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -23,10 +30,22 @@ from specbatch.pipeline.inputs.sources import open_source
 from specbatch.pipeline.storage import remote, remote_http
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.pipeline.storage.remote import EXTRAS, reason_of, remote_objects
+from specbatch.pipeline.storage.remote_contract import Found
 from specbatch.schemas.errors import InputError, MissingExtraError, ObjectError
 from specbatch.schemas.records import SourcePosition
 from specbatch.schemas.spec import READ_ONLY, InputSpec, OutputSpec
-from support.web_stores import REPOSITORY, WebStore, azure, google, hub, serving, web
+from support.tls import Certificates, TlsFront
+from support.web_stores import (
+    REPOSITORY,
+    Answer,
+    Asked,
+    WebStore,
+    azure,
+    google,
+    hub,
+    serving,
+    web,
+)
 
 pytestmark = pytest.mark.pipeline  # starts servers
 
@@ -260,6 +279,12 @@ def test_a_server_may_have_neither_ranges_nor_tags(
     assert not list(tmp_path.iterdir())
 
 
+def found_by(reader: remote_http.HttpRemote, uri: str) -> Found:
+    found = reader.look(uri)
+    assert found is not None
+    return found
+
+
 def test_a_copy_serves_all_readers_and_the_oldest_goes(
     server: WebStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,14 +294,133 @@ def test_a_copy_serves_all_readers_and_the_oldest_goes(
         server.files[f"/{name}.jsonl"] = LINES
     objects = Objects()
     infos = [objects.head(f"{server.url}/{name}.jsonl") for name in "abc"]
-    server.asked.clear()
     reader = remote_http.HttpRemote()
-    assert reader.read(f"{server.url}/c.jsonl", infos[2].version, 2, 6) == b"prompt"  # type: ignore[union-attr] # it is there
-    assert reader.read(f"{server.url}/c.jsonl", infos[2].version, 0, 1) == b"{"  # type: ignore[union-attr] # it is there
-    assert len(server.asked) == 1
+    found = found_by(reader, f"{server.url}/c.jsonl")
+    server.asked.clear()
+    assert reader.read(f"{server.url}/c.jsonl", found, 2, 6) == b"prompt"
+    assert reader.read(f"{server.url}/c.jsonl", found, 0, 1) == b"{"
+    assert not server.asked
     for name in "abcabc":
         with objects.open(f"{server.url}/{name}.jsonl", infos["abc".index(name)].version) as file:  # type: ignore[union-attr] # it is there
             assert file.read() == LINES
+
+
+def test_a_version_that_is_kept_is_not_copied_again(server: WebStore) -> None:
+    server.ranges, server.files["/a.jsonl"] = False, LINES
+    reader, uri = remote_http.HttpRemote(), f"{server.url}/a.jsonl"
+    first, second = found_by(reader, uri), found_by(reader, uri)
+    assert first.copy is second.copy is not None
+    server.files["/a.jsonl"] = LINES * 2
+    third = found_by(reader, uri)
+    assert third.copy is not first.copy
+    assert reader.read(uri, third, 0, third.size) == LINES * 2
+    assert reader.read(uri, first, 0, first.size) == LINES
+
+
+def test_an_open_file_keeps_its_copy(
+    server: WebStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Also when other files are read, and when the server's changes."""
+    monkeypatch.setattr(remote_http, "MOST_COPIES", 1)
+    server.ranges, server.tags = False, "none"
+    server.files |= {"/a.jsonl": LINES, "/b.jsonl": LINES}
+    objects = Objects(scratch=tmp_path)
+    with objects.open(f"{server.url}/a.jsonl") as file:
+        assert objects.head(f"{server.url}/b.jsonl") is not None
+        server.files["/a.jsonl"] = b"other"
+        server.asked.clear()
+        assert file.read() == LINES
+        assert not server.asked
+
+
+def test_an_answer_without_end_is_not_copied(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(remote_http, "MOST_COPY_BYTES", 1 << 20)
+    with (
+        serving(WebStore(), lambda *_: (200, {}, repeat(bytes(1 << 16), 64))) as store,
+        pytest.raises(InputError, match="a copy of the file would have more than 1,048,576 b"),
+    ):
+        opened(f"{store.url}/a.jsonl", Objects(scratch=tmp_path))
+
+
+def test_a_file_that_is_said_to_be_too_large_is_not_begun(tmp_path: Path) -> None:
+    said = {"Content-Length": str(1 << 40)}
+    with (
+        serving(WebStore(), lambda *_: (200, said, [b"x"])) as store,
+        pytest.raises(InputError, match="would have more than 68,719,476,736 bytes"),
+    ):
+        opened(f"{store.url}/a.jsonl", Objects(scratch=tmp_path))
+
+
+def test_a_copy_leaves_space_on_the_disk(
+    server: WebStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    server.ranges = False
+    server.files |= {"/fits.jsonl": LINES, "/larger.jsonl": LINES + b"\n"}
+    for total, spare in ((100 << 30, 1 << 30), (20 << 20, 1 << 20), (0, -len(LINES))):
+        disk = SimpleNamespace(total=total, free=spare + len(LINES))
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, disk=disk: disk)
+        objects = Objects(scratch=tmp_path)
+        assert prompts(opened(f"{server.url}/fits.jsonl", objects)) == ["a", "b", "c"]
+        if total:
+            with pytest.raises(InputError, match=rf"{tmp_path} has no space for a copy of the fil"):
+                opened(f"{server.url}/larger.jsonl", objects)
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_server_that_sends_byte_by_byte_is_left(
+    ranges: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_http, "PACE_SEC", 0.2)
+    pause = threading.Event()
+
+    def slowly(body: bytes) -> Iterator[bytes]:
+        for at in range(len(body)):
+            yield body[at : at + 1]
+            pause.wait(0.01)
+
+    def slow(store: WebStore, asked: Asked) -> Answer:
+        status, headers, body = web(store, asked)
+        assert isinstance(body, bytes)
+        return status, headers | {"Content-Length": str(len(body))}, slowly(body)
+
+    with (
+        serving(WebStore({"/a.jsonl": LINES * 10}, ranges), slow) as store,
+        pytest.raises(ObjectError, match=r"less than 262,144 bytes in 0\.2 sec") as caught,
+    ):
+        prompts(opened(f"{store.url}/a.jsonl"))
+    assert caught.value.passing
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_a_file_may_come_in_chunks_of_unknown_number(is_whole: bool) -> None:
+    pieces = [b"%x\r\n%b\r\n" % (len(line), line) for line in LINES.splitlines(keepends=True)]
+    end = [b"0\r\n\r\n"] if is_whole else []
+    chunked = {"Transfer-Encoding": "chunked"}
+    with serving(WebStore(), lambda *_: (200, chunked, [*pieces, *end])) as store:
+        uri, objects = f"{store.url}/a.jsonl", Objects(s3_retry_sec=0.1)
+        if is_whole:
+            assert prompts(opened(uri, objects)) == ["a", "b", "c"]
+            return
+        with pytest.raises(ObjectError, match="the server cannot be reached") as caught:
+            opened(uri, objects)
+    assert caught.value.passing
+
+
+@pytest.mark.parametrize("tags", ["weak", "none"])
+def test_a_range_without_its_tag_may_be_of_another_file(tags: str) -> None:
+    def careless(store: WebStore, asked: Asked) -> Answer:
+        asked.headers.pop("if-match", None)
+        return web(store, asked)
+
+    with (
+        serving(WebStore({"/a.jsonl": LINES}), careless) as store,
+        Objects().open(f"{store.url}/a.jsonl") as file,
+    ):
+        store.tags, store.files["/a.jsonl"] = tags, LINES.replace(b"c", b"d")
+        with pytest.raises(ObjectError, match="changed while it was being read"):
+            file.read()
 
 
 def test_an_empty_file_is_a_file(server: WebStore) -> None:
@@ -291,6 +435,125 @@ def test_an_empty_file_is_a_file(server: WebStore) -> None:
 def test_redirects_are_followed(server: WebStore) -> None:
     server.files["/a.jsonl"] = LINES
     assert prompts(opened(f"{server.url}/moved/a.jsonl")) == ["a", "b", "c"]
+    assert prompts(opened(f"{server.url}{'/moved' * 8}/a.jsonl")) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("location", "words"),
+    [
+        ("/a.jsonl?sig=hidden", "it is redirected more than 8 times"),
+        ("ftp://host/a.jsonl?sig=hidden", "it is redirected to what is no web address"),
+        ("http://[host/a.jsonl?sig=hidden", "it is redirected to what is no web address"),
+    ],
+)
+def test_an_error_does_not_quote_where_a_redirect_leads(location: str, words: str) -> None:
+    with (
+        serving(WebStore(), lambda *_: (302, {"Location": location}, b"")) as store,
+        pytest.raises(InputError, match=words) as caught,
+    ):
+        opened(f"{store.url}/a.jsonl")
+    assert "hidden" not in str(caught.value)
+
+
+def test_the_body_of_a_redirect_is_not_read_to_its_end() -> None:
+    ended = threading.Event()
+
+    def body() -> Iterator[bytes]:
+        yield from repeat(bytes(1 << 20), 64)
+        ended.set()
+
+    def moved(store: WebStore, asked: Asked) -> Answer:
+        status, headers, data = web(store, asked)
+        return status, headers, body() if status == 302 else data
+
+    with serving(WebStore({"/a.jsonl": LINES}), moved) as store:
+        assert prompts(opened(f"{store.url}/moved/a.jsonl")) == ["a", "b", "c"]
+    assert not ended.is_set()
+
+
+def test_a_password_is_not_sent_on_to_another_host(
+    server: WebStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (path := tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret\n")
+    path.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(path))
+    server.files["/a.jsonl"] = LINES
+    leads = {"Location": f"{server.url}/a.jsonl"}
+    with serving(WebStore(), lambda *_: (302, leads, b"")) as other:
+        assert prompts(opened(f"{other.url}/a.jsonl")) == ["a", "b", "c"]
+    assert all("authorization" in asked.headers for asked in other.asked)
+    assert not any("authorization" in asked.headers for asked in server.asked)
+    server.asked.clear()
+    assert prompts(opened(f"{server.url}/moved/a.jsonl")) == ["a", "b", "c"]
+    assert all("authorization" in asked.headers for asked in server.asked)
+
+
+@pytest.fixture
+def secure(
+    server: WebStore, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[TlsFront, Certificates]]:
+    """`server` through TLS, with a certificate that nobody trusts."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    port = int(server.url.rpartition(":")[2])
+    with Certificates.made() as certificates, TlsFront(certificates, port) as front:
+        yield front, certificates
+
+
+def test_a_certificate_must_be_trusted(
+    server: WebStore, secure: tuple[TlsFront, Certificates], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front, certificates = secure
+    server.files["/a.jsonl"] = LINES
+    with pytest.raises(InputError, match="the certificate of the server is not trusted; set SSL_"):
+        opened(f"{front.url}/a.jsonl", Objects(s3_retry_sec=30.0))
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificates.ca))
+    assert prompts(opened(f"{front.url}/a.jsonl")) == ["a", "b", "c"]
+
+
+def test_a_handshake_that_is_cut_may_succeed_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+    def cut(listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(1 << 16)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=cut, args=(listener,), daemon=True)
+        thread.start()
+        url = f"https://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(ObjectError, match="the server cannot be reached") as caught:
+            opened(f"{url}/a.jsonl", Objects(s3_retry_sec=0.1))
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    assert caught.value.passing
+
+
+def test_no_step_of_a_secure_address_may_be_unsafe(
+    secure: tuple[TlsFront, Certificates], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even if the last one is safe."""
+    leads: dict[str, str] = {}
+
+    def answer(store: WebStore, asked: Asked) -> Answer:
+        if asked.path in leads:
+            return 302, {"Location": leads[asked.path]}, b""
+        return web(store, asked)
+
+    _, certificates = secure
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificates.ca))
+    with (
+        serving(WebStore({"/c.jsonl": LINES}), answer) as store,
+        TlsFront(certificates, int(store.url.rpartition(":")[2])) as front,
+    ):
+        leads |= {"/a.jsonl": f"{store.url}/b.jsonl", "/b.jsonl": f"{front.url}/c.jsonl"}
+        assert prompts(opened(f"{store.url}/b.jsonl")) == ["a", "b", "c"]
+        store.asked.clear()
+        with pytest.raises(InputError, match="it leads to http://, which is not safe"):
+            opened(f"{front.url}/a.jsonl")
+        assert [asked.path for asked in store.asked] == ["/a.jsonl"]
 
 
 def test_login_and_password_come_from_the_netrc_file(
@@ -303,15 +566,35 @@ def test_login_and_password_come_from_the_netrc_file(
     path.chmod(0o600)
     monkeypatch.setenv("NETRC", str(path))
     assert prompts(opened(f"{server.url}/a.jsonl")) == ["a", "b", "c"]
-    path.write_text("machine 127.0.0.1 who me\n")
-    with pytest.raises(InputError, match=rf"cannot read {path}: "):
+    path.write_text("machine 127.0.0.1 login me password of hidden words\n")
+    with pytest.raises(InputError, match=rf"cannot read {path}: line \d is not as in") as caught:
         opened(f"{server.url}/a.jsonl")
+    assert "hidden" not in str(caught.value)
 
 
-@pytest.mark.parametrize("uri", ["https://host/a.csv?sig=x", "http://host/a.csv#x"])
+@pytest.mark.parametrize(
+    "uri",
+    [
+        *("https://host/a.csv?sig=x", "http://host/a.csv#x", "HTTPS://host/a.csv?sig=x"),
+        *("az://bucket/a.csv?sv=1&sig=x", "abfs://bucket/a.csv?sig=x", "AZ://bucket/a?sig=x"),
+        *("gs://bucket/a.csv?X-Goog-Signature=x", "hf://datasets/owner/name/a.csv?token=x"),
+    ],
+)
 def test_an_address_with_a_query_is_refused(uri: str) -> None:
     with pytest.raises(ValidationError, match="it may hold a signature"):
         InputSpec(uri=uri)
+
+
+@pytest.mark.parametrize(
+    "uri", ["gs://bucket/day=2?/a?.csv", "az://b/?/x=1", "hf://datasets/o/n/??.csv", "a?b=c.csv"]
+)
+def test_a_glob_is_no_query(uri: str) -> None:
+    assert InputSpec(uri=uri).uri == uri
+
+
+def test_the_account_of_a_uri_for_azure_belongs_in_the_environment() -> None:
+    with pytest.raises(ValidationError, match="write az://CONTAINER/PATH and set AZURE_STORAGE_AC"):
+        InputSpec(uri="abfs://container@account.dfs.core.windows.net/path")
 
 
 @pytest.mark.parametrize("status", [500, 502, 503, 429, 408])
@@ -320,6 +603,15 @@ def test_a_failure_that_lasts_may_pass_later(server: WebStore, status: int) -> N
     with pytest.raises(ObjectError, match=rf"the server answered {status}") as caught:
         opened(f"{server.url}/a.jsonl", Objects(s3_retry_sec=0.1))
     assert not isinstance(caught.value, InputError)
+    assert caught.value.passing
+
+
+def test_a_server_that_says_when_to_come_back_may_answer_later() -> None:
+    with (
+        serving(WebStore(), lambda *_: (503, {"Retry-After": "1"}, b"")) as store,
+        pytest.raises(ObjectError, match=r"the server answered 503") as caught,
+    ):
+        opened(f"{store.url}/a.jsonl", Objects(s3_retry_sec=0.1))
     assert caught.value.passing
 
 
@@ -350,6 +642,13 @@ def test_an_answer_that_is_cut_short_is_not_taken(server: WebStore) -> None:
             file.read()
 
 
+# --- Google Cloud Storage -------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["a?b.jsonl", "a#b.jsonl", "a?b#c.jsonl"])
+def test_a_name_may_hold_signs_that_mean_something_in_urls(gs: WebStore, name: str) -> None:
+    gs.files |= {"bucket/a": b"another file", f"bucket/{name}": LINES}
+    assert prompts(opened(f"gs://bucket/{name}")) == ["a", "b", "c"]
+
+
 # --- the Hub --------------------------------------------------------------------------------------
 def test_commits_to_other_files_change_nothing(hf: WebStore) -> None:
     hf.files |= {"a.jsonl": LINES, "b.parquet": table()}
@@ -373,6 +672,23 @@ def test_a_revision_can_be_named_and_must_exist(hf: WebStore) -> None:
         opened("hf://datasets/name")
     with pytest.raises(InputError, match="buckets of the Hub are not read"):
         opened("hf://buckets/owner/name/a.jsonl")
+
+
+def test_bytes_are_asked_for_as_they_are(hf: WebStore) -> None:
+    """A range of compressed bytes would be another range."""
+    hf.files["a.jsonl"] = LINES
+    assert prompts(opened(f"hf://{REPOSITORY}/a.jsonl")) == ["a", "b", "c"]
+    ranges = [asked for asked in hf.asked if "range" in asked.headers]
+    assert ranges
+    assert {asked.headers["accept-encoding"] for asked in ranges} == {"identity"}
+
+
+def test_a_folder_that_is_not_there_is_named(hf: WebStore) -> None:
+    hf.files["a.jsonl"] = LINES
+    with pytest.raises(InputError, match="none/ does not exist or is empty"):
+        opened(f"hf://{REPOSITORY}/none/")
+    with pytest.raises(InputError, match="no file matches"):
+        opened(f"hf://{REPOSITORY}/none/*.jsonl")
 
 
 def test_offline_is_named(hf: WebStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -424,10 +740,12 @@ def test_the_status_is_found_wherever_a_library_keeps_it() -> None:
 
 
 def test_a_certificate_that_is_not_trusted_does_not_pass() -> None:
-    kind = type("SSLError", (OSError,), {})
     error = type("MaxRetryError", (Exception,), {})("x")
-    error.reason = kind("certificate verify failed")
+    error.reason = ssl.SSLCertVerificationError("certificate verify failed")
     assert not remote.is_transient(error)
     assert "set SSL_CERT_FILE" in reason_of(error, remote_http.HttpRemote())
+    error.reason = ssl.SSLEOFError("EOF occurred in violation of protocol")
+    assert remote.is_transient(error)
+    assert "cannot be reached" in reason_of(error, remote_http.HttpRemote())
     none = type("DefaultCredentialsError", (Exception,), {})("x")
     assert "no credentials for the server found" in reason_of(none, remote_http.HttpRemote())

@@ -41,6 +41,7 @@ PASSWORDS = st.text(
         ("postgresql://me@host/db?password=secret&sslmode=require",
          "postgresql://me@host/db?password=***&sslmode=require"),
         ("postgresql://host/db?sslpassword=secret", "postgresql://host/db?sslpassword=***"),
+        ("https://host/a?sv=1&sig=a%2Fb", "https://host/a?sv=1&sig=***"),
         ("https://host/?X-Amz-Security-Token=abc", "https://host/?X-Amz-Security-Token=***"),
         ("redis://host:6379/0", "redis://host:6379/0"),
         ("sqlite:////folder/file.db", "sqlite:////folder/file.db"),

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,7 +18,8 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
-Answer = tuple[int, dict[str, str], bytes]
+# A body in parts has no end that is known before, unless the headers tell its length.
+Answer = tuple[int, dict[str, str], bytes | Iterable[bytes]]
 TIME = "Wed, 25 Nov 2026 10:00:00 GMT"
 
 
@@ -73,12 +74,16 @@ def serving(store: WebStore, answer: Callable[[WebStore, Asked], Answer]) -> Ite
             store.asked.append(asked)
             status, headers, body = self._answer(asked)
             self.send_response(status)
-            for name, value in ({"Content-Length": str(len(body))} | headers).items():
+            end = {"Connection": "close"}
+            if isinstance(body, bytes):
+                end, body = {"Content-Length": str(len(body))}, [body]
+            for name, value in (end | headers).items():
                 self.send_header(name, value)
             self.end_headers()
             if self.command != "HEAD":
                 with suppress(ConnectionError):  # a client may lose interest
-                    self.wfile.write(body)
+                    for piece in body:
+                        self.wfile.write(piece)
 
         def _answer(self, asked: Asked) -> Answer:
             if store.fails:
@@ -266,7 +271,8 @@ def hub(store: WebStore, asked: Asked) -> Answer:
         return _json([_hub_file(store, one) for one in wanted if one in store.files])
     if what == "tree":
         inside = [one for one in sorted(store.files) if one.startswith(name)]
-        return _json([_hub_file(store, one) for one in inside])
+        if inside or not name:
+            return _json([_hub_file(store, one) for one in inside])
     if what == "resolve" and name in store.files:
         return part(store.files[name], asked.headers.get("range"), {"ETag": f'"{commit}"'})
     return 404, {"X-Error-Code": "EntryNotFound"}, b"{}"
