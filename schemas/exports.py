@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from specbatch.schemas.errors import UsageError
-from specbatch.schemas.spec import READ_ONLY
+from specbatch.schemas.schemes import why_not_writable
 
 
 class ExportKind(StrEnum):
@@ -53,11 +53,8 @@ class ExportOrder:
             raise UsageError(
                 "--to is empty: name a file ending in .parquet, a folder or an s3:// prefix"
             )
-        scheme = self.to.partition("://")[0] if "://" in self.to else ""
-        if scheme in READ_ONLY:
-            raise UsageError(
-                f"--to {self.to}: {scheme}:// is for inputs alone; use a folder or s3://"
-            )
+        if words := why_not_writable(self.to):
+            raise UsageError(f"--to {self.to}: {words}")
         if self.kind is not ExportKind.CORRECTIONS and self.selection != Selection():
             raise UsageError(
                 f"--proposer, --tag and --min-rejections choose corrections; {self.kind} are "

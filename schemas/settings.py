@@ -23,6 +23,7 @@ from pydantic_settings import (
 from specbatch.schemas.file_modes import Access
 from specbatch.schemas.masking import MASK, mask_url, remember, remember_secrets
 from specbatch.schemas.privacy import PrivacyMode
+from specbatch.schemas.schemes import why_not_writable
 
 PLACE = r"^[^/]+/[^/]+/(on-demand|reserved|spot)$"
 MOST_USD = 1_000_000.0
@@ -283,6 +284,8 @@ class Settings(BaseSettings):
         if "@" in value.partition("://")[2].partition("/")[0]:
             # Every job's row names it, and so would its credentials be in the store.
             raise ValueError("credentials belong in the environment, not in the workspace's URL")
+        if words := why_not_writable(value):
+            raise ValueError(words)
         return value if "://" in value else str(Path(value).expanduser().resolve())
 
     def model_post_init(self, _context: Any, /) -> None:

@@ -29,6 +29,7 @@ from specbatch.schemas.numeric_class import UNKNOWN, contradiction, dtype_of, en
 from specbatch.schemas.privacy import SEALED
 from specbatch.schemas.prompt_places import columns_in, first_doubled
 from specbatch.schemas.records import JobRow, SamplingParams, Verification
+from specbatch.schemas.schemes import why_not_writable
 
 
 def _scheme(uri: str) -> str:
@@ -48,7 +49,6 @@ def _without_credentials(uri: str) -> str:
     return uri
 
 
-READ_ONLY = ("gs", "az", "abfs", "hf", "http", "https")  # schemes of stores for inputs alone
 _QUERY = re.compile(r"\?[^/?]*=")  # in a glob, ? stands for one character
 
 
@@ -68,9 +68,8 @@ def _without_query(uri: str) -> str:
 
 
 def _writable(uri: str) -> str:
-    scheme = _scheme(uri)
-    if scheme in READ_ONLY:
-        raise ValueError(f"{scheme}:// is for inputs alone: use a folder or s3://")
+    if words := why_not_writable(uri):
+        raise ValueError(words)
     return uri
 
 

@@ -31,7 +31,7 @@ from specbatch.schemas.file_modes import Access, make_folder, new_file
 from specbatch.schemas.records import Artefact
 from specbatch.schemas.refusals import REFUSALS
 from specbatch.schemas.settings import Settings
-from specbatch.schemas.spec import READ_ONLY
+from specbatch.schemas.schemes import READ_ONLY
 
 CHUNK_BYTES = 4 << 20
 PROBE_BYTES = 4 << 20  # what a group's results seldom exceed

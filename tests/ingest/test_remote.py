@@ -33,7 +33,8 @@ from specbatch.pipeline.storage.remote import EXTRAS, reason_of, remote_objects
 from specbatch.pipeline.storage.remote_contract import Found
 from specbatch.schemas.errors import InputError, MissingExtraError, ObjectError
 from specbatch.schemas.records import SourcePosition
-from specbatch.schemas.spec import READ_ONLY, InputSpec, OutputSpec
+from specbatch.schemas.schemes import READ_ONLY
+from specbatch.schemas.spec import InputSpec, OutputSpec
 from support.tls import Certificates, TlsFront
 from support.web_stores import (
     REPOSITORY,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from specbatch.schemas.settings import Settings
 
@@ -26,3 +27,8 @@ def test_both_names_count_in_a_file(
     file.write_text(f"{name} = 9\n")
     monkeypatch.setenv("SPECBATCH_SETTINGS", str(file))
     assert Settings().message_patience_sec == 9.0
+
+
+def test_a_workspace_is_not_on_a_store_that_is_only_read() -> None:
+    with pytest.raises(ValidationError, match="gs:// is for inputs alone: use a folder or s3://"):
+        Settings(workspace="gs://bucket/work")
