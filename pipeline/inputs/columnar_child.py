@@ -220,14 +220,19 @@ def _of_union(array: pa.Array) -> Sizes:
     is_dense = array.type.mode == "dense"
     buffers = array.buffers()
     codes = np.frombuffer(buffers[1], np.int8)[array.offset :][: len(array)]
-    places = np.arange(len(array))
+    places: Sizes = np.arange(len(array))
     if is_dense:
-        places = np.frombuffer(buffers[2], np.int32)[array.offset :][: len(array)]
+        places = _places(buffers[2], array)
     sizes = np.zeros(len(array), dtype=np.int64)
     for number, code in enumerate(array.type.type_codes):
         mine = np.flatnonzero(codes == code)
         sizes[mine] = sizes_of(array.field(number))[places[mine]]
     return sizes
+
+
+def _places(offsets: pa.Buffer, array: pa.Array) -> Sizes:
+    found = np.frombuffer(offsets, np.int32)[array.offset :][: len(array)]
+    return found.astype(np.int64)
 
 
 def _cost(array: pa.Array) -> Sizes:

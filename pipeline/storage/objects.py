@@ -30,8 +30,8 @@ from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.file_modes import Access, make_folder, new_file
 from specbatch.schemas.records import Artefact
 from specbatch.schemas.refusals import REFUSALS
-from specbatch.schemas.settings import Settings
 from specbatch.schemas.schemes import READ_ONLY
+from specbatch.schemas.settings import Settings
 
 CHUNK_BYTES = 4 << 20
 PROBE_BYTES = 4 << 20  # what a group's results seldom exceed

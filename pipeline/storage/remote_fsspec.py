@@ -55,9 +55,7 @@ class GcsRemote:
 
     def read(self, uri: str, found: Found, start: int, size: int) -> bytes:
         try:
-            data = self._fs().cat_file(
-                uri, start=start, end=start + size, generation=found.version
-            )
+            data = self._fs().cat_file(uri, start=start, end=start + size, generation=found.version)
         except FileNotFoundError:
             raise VersionGoneError from None
         return cast(bytes, data)

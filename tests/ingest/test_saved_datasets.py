@@ -83,7 +83,7 @@ def test_a_dictionary_of_splits_is_refused_and_names_them(tmp_path: Path) -> Non
 def test_the_current_folder_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     DatasetDict({"train": dataset()}).save_to_disk(tmp_path)
     monkeypatch.chdir(tmp_path)
-    assert refusal(Path(".")) == (
+    assert refusal(Path()) == (
         "input folder . is a DatasetDict with the splits train; name one of them, for example train"
     )
 
