@@ -20,7 +20,7 @@ import pytest
 
 from support.tree import ROOT
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]  # installs a whole environment
 
 NOTEBOOK_PACKAGES = ("pandas", "nbconvert", "ipykernel")
 REVIEWS = (
