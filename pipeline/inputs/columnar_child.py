@@ -264,8 +264,11 @@ def _without(array: pa.Array, rows: NDArray[np.intp]) -> pa.Array:
             pa.array(_numbers(array.indices).astype(np.int32), mask=~(keep & _valid(array))),
             array.dictionary,
         )
-    places = pa.array(np.arange(len(array)), mask=~keep)
-    return array.take(places)
+    try:
+        return array.take(pa.array(np.arange(len(array)), mask=~keep))
+    except pa.ArrowNotImplementedError:  # such as of parts that are run-end encoded
+        null = pa.nulls(1, array.type)
+        return pa.concat_arrays([array.slice(i, 1) if keep[i] else null for i in range(len(array))])
 
 
 def _valid(array: pa.Array) -> NDArray[np.bool_]:

@@ -345,11 +345,16 @@ _LISTS = (
 
 def _as_bytes(column: pa.Array) -> pa.Array:
     kind = _as_binary(column.type)
-    return column if kind == column.type else column.view(kind)
+    try:
+        return column if kind == column.type else column.view(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # then its text is checked too
+        return column
 
 
 def _as_binary(kind: pa.DataType) -> pa.DataType:
-    """The type with bytes for text, in lists, maps and structs too."""
+    """The type with bytes for text, in lists, maps, structs and dictionaries too."""
+    if pa.types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, _as_binary(kind.value_type), kind.ordered)
     if pa.types.is_struct(kind):
         return pa.struct([_field_as_binary(field) for field in kind])
     if pa.types.is_map(kind):
