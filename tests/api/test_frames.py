@@ -85,7 +85,7 @@ def test_what_parquet_cannot_hold_is_an_input_error() -> None:
     frame = pd.DataFrame({"prompt": ["a", 1]})
     with pytest.raises(InputError, match="cannot be written as Parquet"):
         parquet_of(frame, "pandas", ["prompt"])
-    with pytest.raises(InputError, match="column 0 of the data is not named by text"):
+    with pytest.raises(InputError, match="column name 0 of the data is not text"):
         parquet_of(pd.DataFrame({"prompt": ["a"], 0: [1]}), "pandas", None)
 
 

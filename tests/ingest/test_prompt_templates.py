@@ -214,7 +214,7 @@ NANOSECONDS = pa.timestamp("ns")
 TEXTS = [
     (pa.array([7]), "7"),
     (pa.array([2.5]), "2.5"),
-    (pa.array([1e16]), "1e16"),
+    (pa.array([1e16]), "1e+16"),
     (pa.array([0.1], pa.float32()), "0.1"),
     (pa.array([[0.1, None]], pa.list_(pa.float32())), "[0.1,null]"),
     (pa.array([[0.1, 3.0]], pa.list_(pa.float32(), 2)), "[0.1,3.0]"),
