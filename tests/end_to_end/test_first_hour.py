@@ -86,7 +86,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Desk:
          f"{wheel}[engine,report]", str(demo), *NOTEBOOK_PACKAGES],
         check=True, env=clean_environment(),
     )  # fmt: skip
-    find = "from importlib.resources import files; print(files('specbatch.jobs.demo.models'))"
+    find = "import specbatch.jobs.demo as demo; print(demo.__path__[0] + '/models')"
     models = subprocess.run(
         [str(python), "-c", find], check=True, text=True, stdout=subprocess.PIPE, cwd=folder,
         env=clean_environment(),
