@@ -15,7 +15,6 @@ from specbatch.schemas.visible import one_line
 MOST_JOBS = 50  # newest first
 LATEST = "latest"
 _WAIT_SEC = 0.2
-_FILE = "sqlite:///"
 
 
 def jobs_beginning(incomplete: str) -> list[tuple[str, str]]:
@@ -31,12 +30,12 @@ def jobs_beginning(incomplete: str) -> list[tuple[str, str]]:
 
 
 def _newest() -> list[tuple[str, str, str]]:
-    from specbatch.jobs.cli.stores import found_settings
+    from specbatch.jobs.cli.stores import SQLITE_FILE, found_settings
 
     url = found_settings().store_url
-    if not url.startswith(_FILE):
+    if not url.startswith(SQLITE_FILE):
         return []
-    uri = f"file:{quote(url.removeprefix(_FILE))}?mode=ro"
+    uri = f"file:{quote(url.removeprefix(SQLITE_FILE))}?mode=ro"
     with closing(sqlite3.connect(uri, uri=True, timeout=_WAIT_SEC)) as database:
         return database.execute(
             "SELECT job_id, name, state FROM jobs ORDER BY created_at DESC LIMIT ?", (MOST_JOBS,)

@@ -12,7 +12,7 @@ from specbatch.jobs.cli.console import remark
 from specbatch.schemas.settings import Settings
 
 NAME = "specbatch.db"
-_FILE = "sqlite:///"
+SQLITE_FILE = "sqlite:///"
 DEMO = ".specbatch-demo"  # a file in each folder that the demo made
 
 
@@ -24,13 +24,13 @@ def found_settings(always_say: bool = False) -> Settings:
     settings = load_settings()
     if is_named(settings):
         return settings
-    default = Path(settings.store_url.removeprefix(_FILE))
+    default = Path(settings.store_url.removeprefix(SQLITE_FILE))
     other = None if default.exists() else other_store(Path.cwd())
     if other is not None:
         store, workspace = other
-        settings = load_settings(database_url=f"{_FILE}{store}", workspace=str(workspace))
+        settings = load_settings(database_url=f"{SQLITE_FILE}{store}", workspace=str(workspace))
     if other is not None or always_say:
-        remark(f"store: {settings.store_url.removeprefix(_FILE)}")
+        remark(f"store: {settings.store_url.removeprefix(SQLITE_FILE)}")
     return settings
 
 

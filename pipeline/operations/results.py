@@ -19,6 +19,7 @@ from specbatch.pipeline.outputs.parts import OutputRow, columns_of
 from specbatch.pipeline.outputs.rows import (
     ComparedRow,
     Row,
+    chosen,
     column_names,
     compared,
     compared_rows,
@@ -82,7 +83,7 @@ class Results:
             self._check(columns)
         if self.manifest is not None:
             return read_rows(self.objects, self.job.output_uri, self.manifest, columns)
-        return (_chosen(row, columns) for row in self._stored())
+        return (chosen(row, columns) for row in self._stored())
 
     def compared(self) -> Iterator[ComparedRow]:
         """The rows, as far as two jobs are compared by them."""
@@ -140,7 +141,3 @@ def results_of(store: Store, objects: Objects, job: JobRow) -> Results:
         other = f"{job.output_uri} holds the output of job {manifest.job_id} now"
         return Results(job, store, objects, None, (f"{other}; rows are read from the store",))
     return Results(job, store, objects, manifest)
-
-
-def _chosen(row: Row, columns: Sequence[str] | None) -> Row:
-    return row if columns is None else {name: row[name] for name in columns}

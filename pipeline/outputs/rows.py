@@ -62,7 +62,7 @@ def read_rows(
     for part in manifest.parts:
         with _opened(objects, uri, part) as file:
             if not _is_parquet(part):
-                yield from (_chosen(row, columns) for row in _lines(file, part))
+                yield from (chosen(row, columns) for row in _lines(file, part))
                 continue
             for batch in _batches(file, part, columns):
                 yield from batch.to_pylist()
@@ -178,7 +178,8 @@ def _lines(file: BinaryIO, part: WrittenFile) -> Iterator[Row]:
             raise _damaged(part) from error
 
 
-def _chosen(row: Row, columns: Sequence[str] | None) -> Row:
+def chosen(row: Row, columns: Sequence[str] | None) -> Row:
+    """The row with these columns alone, as far as it has them; with all if none are named."""
     return row if columns is None else {name: row[name] for name in columns if name in row}
 
 

@@ -274,7 +274,9 @@ def _redirected(uri: str, place: str, location: str) -> str:
     except ValueError:
         target, scheme = "", None
     if scheme not in ("http", "https"):
-        raise ObjectError(f"cannot read {uri}: it is redirected to what is no web address")
+        raise ObjectError(
+            f"cannot read {uri}: it is redirected to something that is not a web address"
+        )
     if uri.startswith("https:") and scheme == "http":
         raise ObjectError(f"cannot read {uri}: it leads to http://, which is not safe")
     return target

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import decimal
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -33,7 +30,7 @@ from specbatch.schemas.arrow import OUTPUT
 from specbatch.schemas.errors import InputError, OutputError
 from specbatch.schemas.records import RejectedRow
 from specbatch.schemas.spec import InputSpec, KeptColumns, OutputFormat
-from support.tree import ROOT
+from support.peak_memory import told_peaks
 
 ROWS = 23
 TABLE = pa.table(
@@ -54,6 +51,7 @@ TABLE = pa.table(
         "none": pa.nulls(ROWS),
     }
 )  # fmt: skip
+KEPT = Path(__file__).with_name("kept_memory.py")
 OTHERS = [name for name in TABLE.column_names if name != "id"]
 REJECTED = [RejectedRow(row, None, "empty", "nothing") for row in (3, 22)]
 COMPLETIONS = [completion(row, sample) for row in range(22) if row != 3 for sample in (0, 1)]
@@ -189,26 +187,15 @@ def test_a_type_that_parquet_lacks_is_refused(tmp_path: Path) -> None:
     assert kept_schema(source, ("prompt",)).names == ["prompt"]
 
 
-def peaks(rows: int) -> list[int]:
-    """Memory in MiB of writing an output of a quarter of the rows, and of all."""
-    done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("kept_memory.py"), str(rows)],
-        env=os.environ | {"PYTHONPATH": f"{ROOT / '.typing'}:{ROOT / 'tests'}"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return [int(word) for word in done.stdout.split()]
-
-
 @pytest.mark.pipeline  # starts processes
 def test_four_times_the_rows_take_no_more_memory() -> None:
-    small, large = peaks(80_000)
+    small, large = told_peaks(KEPT, 80_000)
     assert large - small < 40
 
 
 @pytest.mark.long
 def test_memory_is_flat_over_a_million_rows() -> None:
-    small, large = peaks(1_000_000)
+    small, large = told_peaks(KEPT, 1_000_000)
     assert large - small < 40
 
 

@@ -443,8 +443,14 @@ def test_redirects_are_followed(server: WebStore) -> None:
     ("location", "words"),
     [
         ("/a.jsonl?sig=hidden", "it is redirected more than 8 times"),
-        ("ftp://host/a.jsonl?sig=hidden", "it is redirected to what is no web address"),
-        ("http://[host/a.jsonl?sig=hidden", "it is redirected to what is no web address"),
+        (
+            "ftp://host/a.jsonl?sig=hidden",
+            "it is redirected to something that is not a web address",
+        ),
+        (
+            "http://[host/a.jsonl?sig=hidden",
+            "it is redirected to something that is not a web address",
+        ),
     ],
 )
 def test_an_error_does_not_quote_where_a_redirect_leads(location: str, words: str) -> None:

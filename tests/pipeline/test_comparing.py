@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +17,9 @@ from specbatch.pipeline.operations.comparing import (
 )
 from specbatch.pipeline.outputs.rows import ComparedRow, compared
 from specbatch.schemas.records import JobRow, JobState, Stage
-from support.tree import ROOT
+from support.peak_memory import told_peaks
+
+COMPARING = Path(__file__).with_name("comparing_memory.py")
 
 
 def row(number: int, **values: Any) -> ComparedRow:
@@ -121,26 +120,16 @@ def test_only_the_first_examples_are_kept_and_all_are_counted() -> None:
     assert (found.only_right, len(found.ids_only_right)) == (30, 3)
 
 
-def peaks(count: int) -> list[int]:
-    done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("comparing_memory.py"), str(count)],
-        env=os.environ | {"PYTHONPATH": f"{ROOT / '.typing'}:{ROOT / 'tests'}"},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return [int(word) for word in done.stdout.split()]
-
-
 @pytest.mark.pipeline  # starts processes
 def test_four_times_the_rows_take_no_more_memory() -> None:
     # The waiting rows of the larger comparison are 80 MiB more.
-    small, large = peaks(100_000)
+    small, large = told_peaks(COMPARING, 100_000)
     assert large - small < 20
 
 
 @pytest.mark.long
 def test_memory_stays_where_it_is_over_a_million_rows() -> None:
-    small, large = peaks(1_000_000)
+    small, large = told_peaks(COMPARING, 1_000_000)
     assert large - small < 20
 
 

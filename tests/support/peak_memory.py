@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
+
+from support.tree import ROOT
 
 EVERY_SEC = 0.02
 _PAGE_MIB = 4096 / (1 << 20)
 _TICKS_PER_SEC = os.sysconf("SC_CLK_TCK")
+
+
+def told_peaks(script: Path, rows: int) -> list[int]:
+    """What a script prints that works on a quarter of the rows and on all: its peaks in MiB."""
+    done = subprocess.run(
+        [sys.executable, script, str(rows)],
+        env=os.environ | {"PYTHONPATH": f"{ROOT / '.typing'}:{ROOT / 'tests'}"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [int(word) for word in done.stdout.split()]
 
 
 class PeakMemory:
