@@ -130,7 +130,10 @@ def run_worker(
 
 
 def keeping_logs(settings: Settings) -> AbstractContextManager[None]:
-    """Keeps what this worker logs in the files of its jobs."""
+    """Keeps what this worker logs in the files of its jobs. Does nothing where the caller shows no
+    logs: Celery would take our handler for the caller's, and its own lines would be lost."""
+    if not logging.getLogger().handlers:
+        return nullcontext()
     days, access = settings.job_log_days, settings.store_mode
     return kept_by_job(settings.workspace, owner_here(), days, access)
 
@@ -200,7 +203,7 @@ def embedded(
     thread.start()
     worker.start()
     # Of a host that has not set up its logging nothing is kept: that would set it up.
-    with keeping_logs(settings) if logging.getLogger().handlers else nullcontext():
+    with keeping_logs(settings):
         try:
             with fatal:
                 yield app, worker

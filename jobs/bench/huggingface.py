@@ -64,8 +64,10 @@ class Transformers:
         from transformers import ContinuousBatchingConfig, GenerationConfig
 
         tokens = max(map(len, prompts)) + self.new_tokens
+        fields = ContinuousBatchingConfig.__dataclass_fields__
+        size = "page_size" if "page_size" in fields else "block_size"  # before transformers 5.20
         batching = ContinuousBatchingConfig(
-            page_size=32,
+            **{size: 32},
             num_blocks=(tokens // 32 + 2) * len(prompts) + 8,
             max_batch_tokens=max(512, 2 * len(prompts)),
             allow_block_sharing=False,

@@ -21,8 +21,9 @@ def record(context: StageContext, job_id: str, index: int) -> None:
     work = store.claim_group(job_id, index, Stage.RECORD, context.owner, context.lease_sec)
     if work is None:
         return
-    begun, begun_ns = time.monotonic(), time.time_ns()
+    begun = time.monotonic()
     with attempt(context, work.lease) as held:
+        begun_ns = time.time_ns()  # inside the attempt's span
         assert work.results is not None, "a group reaches RECORD with its results"
         job, spec = context.jobs.of_group(job_id)
         spans.begun(held.span, Stage.RECORD, job, work)

@@ -204,7 +204,7 @@ class Engine:
         try:
             verdict = self._pass(step)
         except Exception as error:
-            step.whole = False
+            step.ordinary = False
             self.stats.raised_passes += 1
             failed, fault = error, fault_of(error)
             if fault not in (Fault.MEMORY, Fault.OTHER):
@@ -251,11 +251,12 @@ class Engine:
         If it raises, no sequence has changed: it can be repeated in part.
         """
         lengths = [p.sequence.kv.length for p in step.plan]
-        begun = now()
+        recordings, begun = self._runner.recordings, now()
         try:
             logits = self._forward(step)
             verdict = self._verify(step, logits) if step.deciding else None
             step.pass_ticks = now() - begun
+            step.ordinary &= self._runner.recordings == recordings
             return verdict
         except Exception:
             for planned, length in zip(step.plan, lengths, strict=True):
@@ -364,7 +365,7 @@ class Engine:
             self._runner.padded,
         )
         self.stats.busy_sec += ticks / TICKS_PER_SEC
-        if not (step.whole and step.decoding):
+        if not (step.ordinary and step.decoding):
             return
         # A prompt's rows are cheaper, for they need no logits: only these steps are measurements.
         count, rows = len(step.deciding), len(step.plan) + sum(map(len, step.drafts))

@@ -87,6 +87,11 @@ class GraphedDecoder:
         self._tables = zeros(most * table_blocks, dtype=torch.int32)
         self._recorded: dict[tuple[int, int], tuple[Callable[[], None], Tensor]] = {}
 
+    @property
+    def recordings(self) -> int:
+        """How many passes have been recorded."""
+        return len(self._recorded)
+
     def memory(self, tokens: int, rows: int, context: int) -> tuple[int, int, int]:
         """As `TorchDecoder.memory`, with what recordings of such passes keep.
 

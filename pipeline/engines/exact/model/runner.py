@@ -147,6 +147,13 @@ class ModelRunner:
             chunk.kv.length += len(chunk.token_ids)
         return drafts
 
+    @property
+    def recordings(self) -> int:
+        """How many passes have been recorded. One that records takes far longer than a replay, so
+        its time says nothing of other passes."""
+        recorded: int = getattr(self._decoder, "recordings", 0)
+        return recorded
+
     def memory(self, pass_tokens: int, pass_rows: int) -> MemoryBudget:
         """What it holds when its cache is full, with passes no larger than this."""
         held = self._decoder.memory(pass_tokens, pass_rows, self.context_tokens)

@@ -74,7 +74,7 @@ class DraftModelProposer(Proposer):
         active = self._reserve(sequences, depths)
         if not active:
             return drafts
-        begun = time.perf_counter()
+        begun, recordings = time.perf_counter(), self._runner.recordings
         active.sort(key=lambda i: -depths[i])  # those still drafted for are always the first
         batch, wanted = [sequences[i] for i in active], [depths[i] for i in active]
         fed = sum(map(self.behind, batch))  # before some of it is, in passes of its own
@@ -87,7 +87,8 @@ class DraftModelProposer(Proposer):
             made = self._one_by_one(batch, wanted, feeds)
         passes, drafted = wanted[0], sum(wanted)
         sizes = (1.0, passes, fed + drafted - len(batch))
-        self.pass_time.observe(sizes, time.perf_counter() - begun)
+        if self._runner.recordings == recordings:
+            self.pass_time.observe(sizes, time.perf_counter() - begun)
         for i, draft in zip(active, made, strict=True):
             drafts[i] = draft
         return drafts

@@ -58,7 +58,7 @@ class Step:
     drafting_ticks: int  # in proposers' models, before the verifier's part
     pass_ticks: int = 0  # of a pass that did not raise, until its verdict is on the host
     emitted: dict[Sequence, int] = field(default_factory=dict)  # tokens decided
-    whole: bool = True  # one pass did it all; else its times say nothing of other steps
+    ordinary: bool = True  # one pass did it all, recorded before; else its times say nothing
 
     @property
     def drafts(self) -> list[Draft]:
