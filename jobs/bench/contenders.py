@@ -87,6 +87,7 @@ class Ours:
         exactness: str = "bitwise",
         graphs: bool = True,
         draft: Path | None = None,
+        kv_cache_bytes: int = 1 << 30,
     ) -> None:
         self.vocab_size, self.new_tokens = model.vocab_size, new_tokens
 
@@ -95,7 +96,7 @@ class Ours:
             # Every run completes the same prompts in full, so nothing may be cached.
             return ModelRunner(
                 loaded,
-                kv_cache_bytes=1 << 30,
+                kv_cache_bytes=kv_cache_bytes,
                 share_prefixes=False,
                 capture=capture_for(loaded, DeviceOptions(device, graphs)),
             )

@@ -2,7 +2,6 @@
 
 torch's mean on a GPU shares a block of threads among as many rows as there are: one row is added up
 by 512 threads, each of sixteen rows by 32, in another order. Here a row is always added up alike.
-So far run through Triton's interpreter only: it compiles for a GPU but has run on none.
 """
 
 from __future__ import annotations

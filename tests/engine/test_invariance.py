@@ -53,13 +53,13 @@ def test_a_part_that_depends_on_its_company_is_found(
 
 
 def test_a_product_that_depends_on_its_rows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def hurried(x: Tensor, weight: Tensor, _bias: Tensor | None) -> Tensor:
+    def hurried(x: Tensor, weight: Tensor, _bias: Tensor | None, _tile: object) -> Tensor:
         order = slice(None) if x.shape[0] > 3 else slice(None, None, 2)
         rest = slice(1, None, 2)
         out = x[:, order] @ weight[:, order].t()
         return out if x.shape[0] > 3 else out + x[:, rest] @ weight[:, rest].t()
 
-    monkeypatch.setattr(triton_modules, "triton_linear", hurried)
+    monkeypatch.setattr(triton_modules, "linear_in_tiles", hurried)
     linear = nn.Linear(64, 32, bias=False).requires_grad_(False)
     with pytest.raises(ModelError) as caught:
         triton_modules.make_batch_invariant(nn.Sequential(linear), "odd")

@@ -119,7 +119,7 @@ def test_rows_whose_products_cancel_tell_orders_of_addition_apart() -> None:
     """Two kernels that add in opposite orders look alike on random rows, in half precision."""
     torch.manual_seed(0)
     linear = torch.nn.Linear(32, 16, bias=False).to(torch.bfloat16)
-    rows = row_tiles._telling(linear)
+    rows = row_tiles.telling(linear)
 
     def differing(some: torch.Tensor) -> float:
         products = (some.float().unsqueeze(1) * linear.weight.float()).detach()

@@ -14,7 +14,8 @@ from specbatch.kernels.linear import reference as linear_reference
 from specbatch.kernels.linear import triton as linear_triton
 from specbatch.kernels.rms_norm import reference as norm_reference
 from specbatch.kernels.rms_norm import triton as norm_triton
-from support.devices import on_triton_device
+from specbatch.pipeline.engines.exact.model.batch_invariant.row_tiles import telling
+from support.devices import INTERPRETED, on_triton_device
 
 linear = on_triton_device(linear_triton.linear)
 rms_norm = on_triton_device(norm_triton.rms_norm)
@@ -124,3 +125,34 @@ def test_signatures_agree(ours: ModuleType, theirs: ModuleType, function: str) -
     assert inspect.signature(getattr(ours, function)) == inspect.signature(
         getattr(theirs, function)
     )
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs", "expected"),
+    [
+        (1, 4096, (16, 32)),
+        (16, 14336, (16, 64)),
+        (17, 1024, (64, 32)),
+        (64, 14336, (64, 128)),
+        (256, 1024, (64, 32)),
+        (256, 4096, (64, 128)),
+        (256, 14336, (128, 256)),
+        (2048, 1024, (128, 128)),
+        (2048, 128256, (128, 256)),
+    ],
+)
+def test_the_largest_tile_that_keeps_a_gpu_busy_is_taken(
+    rows: int, outputs: int, expected: tuple[int, int]
+) -> None:
+    assert linear_triton.tile_of(rows, outputs)[:2] == expected
+
+
+@pytest.mark.skipif(INTERPRETED, reason="the interpreter's products depend on their shape")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_all_tiles_give_a_row_the_same_bits(dtype: torch.dtype) -> None:
+    layer = torch.nn.Linear(640, 640, bias=False, dtype=dtype, device="cuda")
+    rows = telling(layer.requires_grad_(False))
+    expected = linear_triton.linear_in_tiles(rows, layer.weight, None, linear_triton.CONSTANT)
+    for tile in linear_triton.TILES:
+        got = linear_triton.linear_in_tiles(rows, layer.weight, None, tile)
+        assert torch.equal(got, expected), tile

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 LADDER = (8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 # Passes a nightly run consists of: few rows at its ends, hundreds in its middle.
 _TYPICAL_ROWS = (1, 4, 16, 48, 64, 96, 128, 200, 256, 512, 1024)
-_PROBED = (3, 64, 130)  # of what pads itself: a part of a tile, a tile, more than two
+_PROBED = (3, 16, 64, 130, LADDER[-1])  # of what pads itself: parts of tiles, and several
 _CANCELLING = 256  # inputs at most, of a row whose products cancel out
 _CALL_ROWS = 24  # what a call costs beside its rows, in rows
 
@@ -98,7 +98,7 @@ def calibrate(linears: Iterable[nn.Linear]) -> RowTiles:
         shape = (linear.in_features, linear.out_features, linear.bias is not None)
         shapes.setdefault(shape, []).append(linear)
     probed = [m for alike in shapes.values() for m in (alike[0], *alike[1:][-1:])]
-    partitions = {_agreeing(_passes(_product(m), _telling(m), LADDER)) for m in probed}
+    partitions = {_agreeing(_passes(_product(m), telling(m), LADDER)) for m in probed}
     candidates = {
         frozenset(LADDER).intersection(*choice) for choice in itertools.product(*partitions)
     }
@@ -116,11 +116,8 @@ def _typical_cost(tiles: RowTiles) -> float:
     return sum(sum(_CALL_ROWS + s for s in tiles.cover(rows)) / rows for rows in _TYPICAL_ROWS)
 
 
-def probe_agrees(by_rows: Callable[[Tensor], Tensor], width: int, like: Tensor) -> bool:
-    """Whether rows of this width, of the device and dtype of `like`, keep their bits at every size
-    that is probed."""
-    generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(_PROBED[-1], width, generator=generator).to(like.device, like.dtype)
+def probe_agrees(by_rows: Callable[[Tensor], Tensor], rows: Tensor) -> bool:
+    """Whether `telling` rows keep their bits at every size that is probed."""
     return len(_agreeing(_passes(by_rows, rows, _PROBED))) == 1
 
 
@@ -130,7 +127,7 @@ def _product(linear: nn.Linear) -> Callable[[Tensor], Tensor]:
     return lambda rows: F.linear(rows, linear.weight, bias)
 
 
-def _telling(linear: nn.Linear) -> Tensor:
+def telling(linear: nn.Linear) -> Tensor:
     """As many rows as the largest tile has; of two in three the products cancel out.
 
     Sums of random products differ by order in bits that a half-precision result rounds away, so

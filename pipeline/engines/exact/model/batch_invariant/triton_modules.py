@@ -6,13 +6,20 @@ products. Every shape is probed, and a model whose rows depend on the batch is r
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from specbatch.kernels.linear.triton import linear as triton_linear
+from specbatch.kernels.linear.triton import CONSTANT, TILES, Tile, linear_in_tiles, may_choose
 from specbatch.kernels.rms_norm.triton import rms_norm
-from specbatch.pipeline.engines.exact.model.batch_invariant.row_tiles import calibrate, probe_agrees
+from specbatch.pipeline.engines.exact.model.batch_invariant.row_tiles import (
+    calibrate,
+    probe_agrees,
+    telling,
+)
 from specbatch.pipeline.engines.exact.model.batch_invariant.torch_modules import (
     TiledRouter,
     refuse_batch_dependent,
@@ -21,6 +28,8 @@ from specbatch.pipeline.engines.exact.model.batch_invariant.torch_modules import
     routers_of,
 )
 from specbatch.schemas.errors import ModelError
+
+log = logging.getLogger(__name__)
 
 
 def make_batch_invariant(module: nn.Module, ref: str) -> None:
@@ -34,19 +43,18 @@ def make_batch_invariant(module: nn.Module, ref: str) -> None:
     for name, norm in norms:
         module.set_submodule(name, TritonNorm(norm))
     linears = [(n, m) for n, m in module.named_modules() if isinstance(m, nn.Linear)]
-    probed = set()
+    tiles: dict[tuple[int, int, bool], Tile | None] = {}  # by shape
     for name, linear in linears:
-        replaced = TritonLinear(linear)
-        module.set_submodule(name, replaced)
-        shape = (replaced.in_features, replaced.out_features, replaced.bias is not None)
-        if shape not in probed and not probe_agrees(
-            replaced, replaced.in_features, replaced.weight
-        ):
-            raise ModelError(
-                f"model `{ref}` computes `{name}` with bits that depend on the number of rows "
-                "on this device: use `exactness: fast`"
-            )
-        probed.add(shape)
+        shape = (linear.in_features, linear.out_features, linear.bias is not None)
+        if shape not in tiles:
+            rows = telling(linear)
+            tiles[shape] = _tile(linear, rows)
+            if not probe_agrees(_product(linear, tiles[shape]), rows):
+                raise ModelError(
+                    f"model `{ref}` computes `{name}` with bits that depend on the number of rows "
+                    "on this device: use `exactness: fast`"
+                )
+        module.set_submodule(name, TritonLinear(linear, tiles[shape]))
     routers = routers_of(module)
     if routers:  # a product and a choice in one: run on row counts that agree
         tiles = calibrate(router_products(routers))
@@ -55,16 +63,34 @@ def make_batch_invariant(module: nn.Module, ref: str) -> None:
     refuse_batch_dependent(module, ref, (TritonLinear, nn.Embedding))
 
 
-class TritonLinear(nn.Module):
-    """`nn.Linear` by our own kernel."""
+def _tile(linear: nn.Linear, rows: Tensor) -> Tile | None:
+    """The tile to use at any number of rows; None where all tiles give the same bits."""
+    if not may_choose(rows):
+        return CONSTANT
+    outputs = [_product(linear, tile)(rows) for tile in (CONSTANT, *TILES)]
+    if all(torch.equal(out, outputs[0]) for out in outputs):
+        return None
+    log.warning("tiles of products differ in bits on this device: one tile for any number of rows")
+    return CONSTANT
 
-    def __init__(self, linear: nn.Linear) -> None:
+
+def _product(linear: nn.Linear, tile: Tile | None) -> Callable[[Tensor], Tensor]:
+    """Its kernel, but for the bias's value: that would round away what the sums differ in."""
+    bias = None if linear.bias is None else torch.zeros_like(linear.bias)
+    return lambda rows: linear_in_tiles(rows, linear.weight, bias, tile)
+
+
+class TritonLinear(nn.Module):
+    """`nn.Linear` by our own kernel, in one tile or in the best for each number of rows."""
+
+    def __init__(self, linear: nn.Linear, tile: Tile | None) -> None:
         super().__init__()
+        self._tile = tile
         self.weight, self.bias = linear.weight, linear.bias
         self.in_features, self.out_features = linear.in_features, linear.out_features
 
     def forward(self, x: Tensor) -> Tensor:
-        return triton_linear(x, self.weight, self.bias)
+        return linear_in_tiles(x, self.weight, self.bias, self._tile)
 
 
 class TritonNorm(nn.Module):
