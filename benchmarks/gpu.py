@@ -92,7 +92,7 @@ SMALL = {
     "num_key_value_heads": 2,
 }
 STEPS = ("tests", "bits", "kernels", *MODELS)
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[1]
 Save = Callable[[Any], None]
 
 
