@@ -94,8 +94,8 @@ bench-drain: $(VENV)/.dev ## a million rows through all stages but the model: se
 bench-report: $(VENV)/.dev ## the report of a job of 100,000 rows: seconds to make, bytes, and how soon a browser opens it; takes ARGS
 	@PYTHONPATH=tests $(BIN)/python -m specbatch.benchmarks.job_report $(ARGS)
 
-bench-gpu: $(VENV)/.dev ## on a GPU: its tests, rooflines of the kernels, tokens/s; JSON in benchmarks/results
-	@$(BIN)/python -m specbatch.benchmarks.gpu
+bench-gpu: $(VENV)/.dev ## on a GPU: tests, bits, rooflines of the kernels, tokens/s; takes ARGS
+	@$(BIN)/python -m specbatch.benchmarks.gpu $(ARGS)
 
 wheel: $(BIN)/python ## a wheel with the C kernels inside, into ./dist; installing it needs no compiler
 	@rm -f dist/specbatch-*.whl

@@ -39,7 +39,7 @@ _UP_TO_64_ROWS = (Tile(64, 128, 128, 4, 3), Tile(64, 32, 128, 4, 4))
 _MORE_ROWS = (Tile(128, 256, 64, 8, 3), Tile(128, 128, 64, 8, 4), *_UP_TO_64_ROWS)
 TILES = (*_UP_TO_16_ROWS, *_MORE_ROWS)
 _BUSY_PROGRAMS = 96  # most of the multiprocessors of a large GPU
-_SHARED_BYTES = 160 << 10  # that the tiles above need of a multiprocessor
+SHARED_BYTES_OF_TILES = 160 << 10  # at most, of a program
 
 
 def tile_of(rows: int, outputs: int) -> Tile:
@@ -62,7 +62,7 @@ def may_choose(x: Tensor) -> bool:
 @lru_cache(maxsize=16)
 def _has_room(device: torch.device) -> bool:
     properties = torch.cuda.get_device_properties(device)
-    return int(properties.shared_memory_per_block_optin) >= _SHARED_BYTES
+    return int(properties.shared_memory_per_block_optin) >= SHARED_BYTES_OF_TILES
 
 
 def linear(

@@ -132,6 +132,29 @@ def test_a_recorded_pass_reads_nothing_from_the_host() -> None:
     assert all(batch is first for batch in others), "one recording, one batch"
 
 
+def test_a_bucket_that_cannot_be_recorded_runs_as_it_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tried: list[int] = []
+
+    def capture(run: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        tried.append(len(run()))
+        if len(tried) == 1:
+            raise RuntimeError("no room for the graph")
+        return capture_eagerly(run)
+
+    model = Sums()
+    decoder = GraphedDecoder(cast(TorchDecoder, model), capture, CPU, 20)
+    for seed in range(3):
+        chunks = chunks_of([(40, 1)] * 20, seed)
+        got = decoder.forward(batch_of(chunks, graphed=True))
+        assert torch.equal(got[:20], Sums().forward(batch_of(chunks, graphed=False)))
+    assert len(tried) == decoder.recordings == 1, "it is tried once"
+    assert caplog.text.count("24 tokens and 32 logit rows cannot be recorded") == 1
+    decoder.forward(batch_of(chunks_of([(40, 1)], 0), graphed=True))
+    assert decoder.recordings == 2, "other buckets are recorded"
+
+
 def test_each_bucket_is_recorded_once() -> None:
     recorded: list[int] = []
 

@@ -6,10 +6,13 @@ import importlib.util
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from specbatch.pipeline.engines.contract import ModelFolder
+from specbatch.pipeline.engines.exact import host as host_module
 from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.host import EngineHost
 from specbatch.pipeline.engines.exact.model.loaded_model import LoadedModel
@@ -106,6 +109,21 @@ def test_verifier_and_proposer_are_quantised_each_as_asked(tiny_pair: TinyPair) 
     assert engine._runner._decoder.__class__.__name__ == "TorchDecoder"
     assert spec.of_proposer().verifier_weights == "as-is"
     assert EngineSpec(proposer_weights="fp8").of_proposer().verifier_weights == "fp8"
+
+
+def test_a_draft_is_a_hint_and_needs_no_exactness(
+    tiny_pair: TinyPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [inspect_model(str(path)) for path in (tiny_pair.verifier, tiny_pair.draft)]
+    exactness: dict[str, str] = {}
+
+    def noted(folder: ModelFolder, dtype: str, asked: str, *where: str, **more: Any) -> LoadedModel:
+        exactness[folder.ref] = asked
+        return load_model(folder, dtype, asked, *where, **more)
+
+    monkeypatch.setattr(host_module, "load_model", noted)
+    EngineHost(*folders, 4, 64, kv_cache_bytes=8 << 20).make_engine(EngineSpec(dtype="float32"))
+    assert exactness == {folders[0].ref: "bitwise", folders[1].ref: "fast"}
 
 
 def test_another_model_has_another_fingerprint() -> None:

@@ -14,6 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import triton
+
+from specbatch.kernels.linear.triton import SHARED_BYTES_OF_TILES, TILES, Tile
+from specbatch.kernels.paged_attention.triton import CHUNK_TOKENS, TILE_TOKENS
 
 pytestmark = pytest.mark.pipeline  # compiles for a GPU
 
@@ -23,7 +27,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 
 for line in sys.stdin:
-    module, kernel, types, constants, fuse = json.loads(line)
+    module, kernel, types, constants, fuse, *more = json.loads(line)
+    options = more[0] if more else {}
     function = getattr(importlib.import_module(f"specbatch.kernels.{module}.triton"), kernel)
     names = function.arg_names
     source = ASTSource(
@@ -32,11 +37,13 @@ for line in sys.stdin:
         {(names.index(name),): value for name, value in constants.items()},
     )
     target = GPUTarget("cuda", 90, 32)
-    code = compile(source, target=target, options={"enable_fp_fusion": fuse}).asm["ptx"]
+    made = compile(source, target=target, options={"enable_fp_fusion": fuse} | options)
+    code = made.asm["ptx"]
     print(json.dumps({
         "fused": len(re.findall(r"\\bfma\\.rn", code)),
         "tensor cores": len(re.findall(r"\\bw?g?mma\\.\\w+", code)),
         "divisions": sorted(set(re.findall(r"\\bdiv\\.\\w+\\.f32", code))),
+        "shared": made.metadata.shared,
     }), flush=True)
 """
 FLOATS = ("logits", "scores", "temperatures", "bests", "peaks", "sums")
@@ -52,6 +59,9 @@ ATTEND = {
     "window": "i32",
     "softcap": "fp32",
 }
+
+
+SHARED_BYTES = 227 << 10  # that a program may have on sm_90
 
 
 class Compiler:
@@ -131,6 +141,36 @@ def test_attention_compiles_with_tensor_cores_for_caches_of_16_bits(
     constants |= {"has_window": True, "has_softcap": True}
     found = compiled("paged_attention", "_attend", caches | ATTEND, constants, True)
     assert bool(found["tensor cores"]) == (dtype == "bf16")
+
+
+@pytest.mark.parametrize("group", [1, 4, 7, 8])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_attention_of_all_shapes_fits_into_shared_memory(
+    compiled: Compiler, dtype: str, head_dim: int, group: int
+) -> None:
+    caches = dict.fromkeys(("query", "key_cache", "value_cache", "out"), f"*{dtype}")
+    constants = {"kv_heads": 8, "group": group, "head_dim": head_dim, "block_size": 32}
+    rows = triton.next_power_of_2(max(16, TILE_TOKENS * group))
+    constants |= {"chunk": CHUNK_TOKENS, "rows": rows, "columns": head_dim}
+    constants |= {"precision": "ieee" if dtype == "fp32" else "tf32"}
+    for window in (True, False):
+        kind = constants | {"has_window": window, "has_softcap": window}
+        found = compiled("paged_attention", "_attend", caches | ATTEND, kind, True)
+        assert found["shared"] <= SHARED_BYTES
+
+
+@pytest.mark.parametrize("tile", TILES, ids=lambda t: f"{t.rows}x{t.columns}")
+def test_every_tile_of_a_product_fits_into_the_shared_memory_it_asks_for(
+    compiled: Compiler, tile: Tile
+) -> None:
+    types = dict.fromkeys(("x", "weight", "bias", "out"), "*bf16") | {"rows": "i32"}
+    constants = {"inputs": 4096, "has_bias": False, "precision": "tf32", "widen": False}
+    constants |= {"tile_rows": tile.rows, "tile_columns": tile.columns, "tile_inputs": tile.inputs}
+    how = {"num_warps": tile.warps, "num_stages": tile.stages}
+    found = compiled("linear", "_multiply", types | {"outputs": "i32"}, constants, True, how)
+    assert found["tensor cores"]
+    assert found["shared"] <= SHARED_BYTES_OF_TILES
 
 
 @pytest.mark.parametrize(

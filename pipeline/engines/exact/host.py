@@ -285,7 +285,8 @@ class EngineHost:
         found = []
         for folder, name in zip(self._models.draft_models, self._draft_names, strict=True):
             try:
-                model = self._load(folder, spec, spec.proposer_weights)
+                # Hints need no exactness, which costs time and can refuse a model.
+                model = self._load(folder, spec.dtype, "fast", spec.proposer_weights)
             except ModelChangedError as error:
                 log.warning("a draft model is left out: %s", error)
                 continue
@@ -306,7 +307,7 @@ class EngineHost:
 
     def _load_verifier(self, spec: EngineSpec) -> LoadedModel:
         if self._leader is None:
-            return self._load(self.model, spec, spec.verifier_weights)
+            return self._load(self.model, spec.dtype, spec.exactness, spec.verifier_weights)
         load = partial(
             self._leader.load,
             self._name(spec),
@@ -347,13 +348,15 @@ class EngineHost:
         """The name of the same verifier on other ranks."""
         return f"{self.model.ref} {spec}"
 
-    def _load(self, folder: ModelFolder, spec: EngineSpec, weights: Weights) -> LoadedModel:
+    def _load(
+        self, folder: ModelFolder, dtype: str, exactness: str, weights: Weights
+    ) -> LoadedModel:
         return self._as_loaded(
             folder,
             lambda: load_model(
                 inspect_folder(folder.ref, folder.path),
-                spec.dtype,
-                spec.exactness,
+                dtype,
+                exactness,
                 self._device.name,
                 weights=weights,
                 compiled=self._device.compile,

@@ -86,11 +86,12 @@ class GraphedDecoder:
         self._tiles = zeros(most, 4, dtype=torch.int32)
         self._tables = zeros(most * table_blocks, dtype=torch.int32)
         self._recorded: dict[tuple[int, int], tuple[Callable[[], None], Tensor]] = {}
+        self._unrecordable: set[tuple[int, int]] = set()
 
     @property
     def recordings(self) -> int:
-        """How many passes have been recorded."""
-        return len(self._recorded)
+        """How many passes have been recorded, or failed to be."""
+        return len(self._recorded) + len(self._unrecordable)
 
     def memory(self, tokens: int, rows: int, context: int) -> tuple[int, int, int]:
         """As `TorchDecoder.memory`, with what recordings of such passes keep.
@@ -106,7 +107,8 @@ class GraphedDecoder:
     def forward(self, batch: DecoderBatch) -> Tensor:
         """As `TorchDecoder.forward`, for a batch that is padded to its buckets."""
         tokens, rows = len(batch.ids), len(batch.logit_rows)
-        if tokens not in TOKEN_BUCKETS or rows not in ROW_BUCKETS:
+        key = (tokens, rows)
+        if tokens not in TOKEN_BUCKETS or rows not in ROW_BUCKETS or key in self._unrecordable:
             return self._decoder.forward(batch)
         prepared = prepare(batch.ragged, batch.ids.device, least_tiles=tokens)
         if len(prepared.tables) > len(self._tables):
@@ -119,14 +121,24 @@ class GraphedDecoder:
         self._tiles[:tokens].copy_(prepared.tiles)
         self._tables[: len(prepared.tables)].copy_(prepared.tables)
         # 2) Record what is new; replay.
-        key = (tokens, rows)
-        if key not in self._recorded:
-            log.info("recording a pass of %d tokens and %d logit rows", tokens, rows)
-            static = self._static(tokens, rows)
-            self._recorded[key] = self._capture(lambda: self._decoder.forward(static))
+        if key not in self._recorded and not self._record(tokens, rows):
+            return self._decoder.forward(batch)
         replay, logits = self._recorded[key]
         replay()
         return logits
+
+    def _record(self, tokens: int, rows: int) -> bool:
+        """False: such passes cannot be recorded, from now on they run as they are."""
+        log.info("recording a pass of %d tokens and %d logit rows", tokens, rows)
+        static = self._static(tokens, rows)
+        try:
+            self._recorded[tokens, rows] = self._capture(lambda: self._decoder.forward(static))
+        except Exception:  # of the driver, or memory: the pass itself says whether it can run
+            self._unrecordable.add((tokens, rows))
+            said = "a pass of %d tokens and %d logit rows cannot be recorded, it runs as it is"
+            log.warning(said, tokens, rows, exc_info=True)
+            return False
+        return True
 
     def _static(self, tokens: int, rows: int) -> DecoderBatch:
         """The buffers as a batch. Nothing of it lies on the host."""
