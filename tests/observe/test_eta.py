@@ -106,6 +106,13 @@ def test_a_tenth_of_the_work_tells_the_end(kind: str, at_once: int, here: bool) 
     assert statistics.fmean(inside) > 0.5
 
 
+def test_a_first_group_of_short_outputs_does_not_tell_the_others_lengths() -> None:
+    lengths = [2] * GROUP + lengths_of("random", 0)[GROUP:]
+    left, reading = after(list(job(lengths, 64)), 0.1)
+    assert reading.eta_range is not None
+    assert reading.eta_range[0] <= left <= reading.eta_range[1]
+
+
 def test_outputs_of_the_most_tokens_are_told_before_any_has_ended() -> None:
     seen = list(job([MOST] * ROWS, ROWS))
     left, reading = after(seen, 0.1)

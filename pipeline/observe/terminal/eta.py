@@ -42,15 +42,16 @@ class Forecast:
             self._changes.append((now, tokens))
             _thin(self._changes)
 
-    def left(self, now: float, to_come: float) -> Left | None:
-        """What is left of the job with `to_come` tokens; None while no speed is known."""
+    def left(self, now: float, to_come: float, unsure: float = 0.0) -> Left | None:
+        """What is left of the job with `to_come` tokens; None while no speed is known. `unsure` is
+        the error of `to_come`, as a share of it."""
         speed = self._speed()
         if not speed:
             return None
         end = max(self._changes[-1][0] + to_come / speed, now)
         self._ends.append((now, end))
         _thin(self._ends)
-        return self._ranged(now, end)
+        return self._ranged(now, end, unsure)
 
     def _speed(self) -> float | None:
         """Tokens per second. One change alone is measured from the beginning, which includes the
@@ -65,10 +66,10 @@ class Forecast:
                 since, before = at, tokens
         return (last - before) / (last_at - since) if last_at > since else None
 
-    def _ranged(self, now: float, end: float) -> Left:
+    def _ranged(self, now: float, end: float, unsure: float) -> Left:
         middle = (self._ends[0][0] + now) / 2
         ends = [told for at, told in self._ends if at >= middle]
-        margin = MARGIN * (end - now)
+        margin = (MARGIN + unsure) * (end - now)
         return Left(end - now, max(min(ends) - margin - now, 0.0), max(ends) + margin - now)
 
 

@@ -130,19 +130,28 @@ class Meter:
         mean = self._mean_tokens(progress, worked, tokens)
         if not progress.ingest_done or mean is None or to_come <= 0:
             return None
-        return self._forecast.left(now, max(mean * (to_come + worked) - tokens, 0.0))
+        # Of lengths that end at random, the mean of n is off by one part in the root of n.
+        unsure = 0.0 if mean == self._most else max(worked, 1.0) ** -0.5
+        return self._forecast.left(now, max(mean * (to_come + worked) - tokens, 0.0), unsure)
 
     def _mean_tokens(self, progress: JobProgress, worked: float, tokens: int) -> float | None:
         """Tokens of a prompt: the mean of recorded ones, whose groups are complete.
 
-        Before any is recorded: all tokens over finished prompts, at most the job's limit. That is
-        the likeliest value where outputs end at random, and exact where all reach the limit.
+        Groups of short outputs are recorded first. So while most finished prompts are not recorded
+        it is all tokens over finished prompts, at most the job's limit: the likeliest value where
+        outputs end at random, and exact where all reach the limit.
         """
-        if recorded := _worked(progress):
+        recorded = _worked(progress)
+        if recorded > worked / 2:
             return progress.completion_tokens / recorded
         seen = [tokens / worked] if worked > 0 else []
-        most = [] if self.max_tokens is None else [float(self.max_tokens * self.samples_per_row)]
+        most = [] if self._most is None else [self._most]
         return min(seen + most, default=0.0) or None
+
+    @property
+    def _most(self) -> float | None:
+        """Tokens of a prompt at the job's limit."""
+        return None if self.max_tokens is None else float(self.max_tokens * self.samples_per_row)
 
 
 def _worked(progress: JobProgress) -> float:
