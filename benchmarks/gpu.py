@@ -214,10 +214,10 @@ def tests(small: bool, save: Save) -> None:
 
 def bits(device: str, small: bool, save: Save) -> None:
     """`differ`: numbers of rows, or pieces, at which a row's bits are not those it has alone."""
-    counts = (1, 2, 5, 8, 16, 17, 33, 64, 65, 128, 129, 256, 512, 1024, 2048)
-    shapes = ((4096, 4096), (4096, 14336), (14336, 4096), (4096, 1024), (2048, 128256))
+    counts = [1, 2, 5, 8, 16, 17, 33, 64, 65, 128, 129, 256, 512, 1024, 2048]
+    shapes = [(4096, 4096), (4096, 14336), (14336, 4096), (4096, 1024), (2048, 128256)]
     if small:
-        counts, shapes = counts[:3], ((128, 64),)
+        counts, shapes = counts[:3], [(128, 64)]
     for dtype in (torch.bfloat16, torch.float16):
         for inputs, outputs in shapes:
             layer = torch.nn.Linear(inputs, outputs, bias=False, dtype=dtype, device=device)
@@ -234,9 +234,9 @@ def bits(device: str, small: bool, save: Save) -> None:
                 save(row | {"inputs": inputs, "outputs": outputs, "differ": differ})
     for heads, kv_heads, head_dim in ((32, 8, 128), (8, 1, 64), (28, 4, 128), (16, 8, 256)):
         for context in (70,) if small else (63, 64, 65, 4097, 32768):
-            differ = attention_differs(heads, kv_heads, head_dim, context, device, small)
-            row = {"kernel": "paged_attention", "heads": heads, "kv_heads": kv_heads}
-            save(row | {"head_dim": head_dim, "context": context, "differ": differ})
+            ways = attention_differs(heads, kv_heads, head_dim, context, device, small)
+            shape = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
+            save({"kernel": "paged_attention", **shape, "context": context, "differ": ways})
 
 
 def attention_differs(

@@ -14,7 +14,7 @@ one tile `CONSTANT` where it does not hold.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -44,7 +44,7 @@ SHARED_BYTES_OF_TILES = 160 << 10  # at most, of a program
 
 def tile_of(rows: int, outputs: int) -> Tile:
     """The largest tile that still makes programs for most of the GPU."""
-    tiles = _MORE_ROWS
+    tiles: tuple[Tile, ...] = _MORE_ROWS
     if rows <= 64:
         tiles = _UP_TO_16_ROWS if rows <= 16 else _UP_TO_64_ROWS
     for tile in tiles:
@@ -61,7 +61,7 @@ def may_choose(x: Tensor) -> bool:
 
 @lru_cache(maxsize=16)
 def _has_room(device: torch.device) -> bool:
-    properties = torch.cuda.get_device_properties(device)
+    properties: Any = torch.cuda.get_device_properties(device)
     return int(properties.shared_memory_per_block_optin) >= SHARED_BYTES_OF_TILES
 
 

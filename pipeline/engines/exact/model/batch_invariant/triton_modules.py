@@ -43,18 +43,18 @@ def make_batch_invariant(module: nn.Module, ref: str) -> None:
     for name, norm in norms:
         module.set_submodule(name, TritonNorm(norm))
     linears = [(n, m) for n, m in module.named_modules() if isinstance(m, nn.Linear)]
-    tiles: dict[tuple[int, int, bool], Tile | None] = {}  # by shape
+    tile_of: dict[tuple[int, int, bool], Tile | None] = {}  # by shape
     for name, linear in linears:
         shape = (linear.in_features, linear.out_features, linear.bias is not None)
-        if shape not in tiles:
+        if shape not in tile_of:
             rows = telling(linear)
-            tiles[shape] = _tile(linear, rows)
-            if not probe_agrees(_product(linear, tiles[shape]), rows):
+            tile_of[shape] = _tile(linear, rows)
+            if not probe_agrees(_product(linear, tile_of[shape]), rows):
                 raise ModelError(
                     f"model `{ref}` computes `{name}` with bits that depend on the number of rows "
                     "on this device: use `exactness: fast`"
                 )
-        module.set_submodule(name, TritonLinear(linear, tiles[shape]))
+        module.set_submodule(name, TritonLinear(linear, tile_of[shape]))
     routers = routers_of(module)
     if routers:  # a product and a choice in one: run on row counts that agree
         tiles = calibrate(router_products(routers))
