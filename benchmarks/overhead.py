@@ -200,7 +200,7 @@ def separate_processes(settings: Settings, model: BenchModel, around: Servers) -
         inspect_model(proposer),
         settings.max_concurrent_sequences,
         settings.max_batch_tokens,
-        settings.kv_cache_mib << 20,
+        settings.kv_cache_bytes,
         knowledge_store=knowledge,
     )
     pids = _server_pids(around)

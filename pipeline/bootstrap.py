@@ -265,7 +265,7 @@ def make_worker(
             beside_it,
             max_sequences=settings.max_concurrent_sequences,
             max_batch_tokens=settings.max_batch_tokens,
-            kv_cache_bytes=settings.kv_cache_mib << 20,
+            kv_cache_bytes=settings.kv_cache_bytes,
             gate=gate,
             device=device,
             leader=leader,

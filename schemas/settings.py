@@ -123,10 +123,11 @@ class Settings(BaseSettings):
     )
     max_concurrent_sequences: int = Field(default=64, ge=1, description="sequences per fused batch")
     max_batch_tokens: int = Field(default=2048, ge=16, description="tokens per forward pass")
-    kv_cache_mib: int = Field(
-        default=1024,
+    kv_cache_mib: int | None = Field(
+        default=None,
         ge=16,
-        description="memory for KV blocks, per model; less if less is available",
+        description="memory for KV blocks, per model; less if less is available. Unset: 1024 on a "
+        "processor, and on a GPU four fifths of what is free, for all models together",
     )
     device: str = Field(
         default="cpu",
@@ -294,6 +295,11 @@ class Settings(BaseSettings):
         remember_secrets(os.environ.get(name, "") for name in _SECRETS_OF_LIBRARIES)
         remember_secrets(part.strip() for part in self.encryption_key.split(","))
         remember_secrets([self.anchor_key])
+
+    @property
+    def kv_cache_bytes(self) -> int | None:
+        """Of each model; None: the engine's choice."""
+        return None if self.kv_cache_mib is None else self.kv_cache_mib << 20
 
     @property
     def store_url(self) -> str:

@@ -62,7 +62,7 @@ def make_replays(
         folder,
         spec.engine.resolved(job.numeric_class),
         device,
-        settings.kv_cache_mib << 20,
+        settings.kv_cache_bytes,
         settings.max_batch_tokens,
     )
     tokenizer = TextTokenizer.load(str(folder.path))

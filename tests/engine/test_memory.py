@@ -9,7 +9,12 @@ import pytest
 
 from specbatch.pipeline.engines.contract import Request
 from specbatch.pipeline.engines.exact.host import EngineHost
-from specbatch.pipeline.engines.exact.model.memory import Promises, available_bytes, cache_bytes
+from specbatch.pipeline.engines.exact.model.memory import (
+    Promises,
+    available_bytes,
+    cache_bytes,
+    gpu_caches,
+)
 from specbatch.pipeline.engines.exact.state.kv_blocks import BlockManager, KvState
 from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.schemas.errors import NoEngineError
@@ -40,6 +45,15 @@ def test_a_cache_gets_what_is_wanted_or_what_there_is(
     assert bool(caplog.records) == (given < wanted)
     if caplog.records:
         assert f"{given} MiB instead of {wanted}" in caplog.text
+
+
+def test_a_gpus_models_have_room_for_as_many_tokens_unless_a_size_is_set() -> None:
+    verifier, draft = 128 << 10, 16 << 10  # bytes of a token
+    caches = gpu_caches(None, [verifier, draft], 90 << 30)
+    assert sum(caches) <= 72 << 30
+    assert caches[0] // verifier == caches[1] // draft == (72 << 30) // (verifier + draft)
+    assert gpu_caches(2 << 30, [verifier, draft], 90 << 30) == [2 << 30] * 2
+    assert gpu_caches(80 << 30, [verifier, draft], 90 << 30) == [36 << 30] * 2
 
 
 def test_a_second_engine_gets_what_the_first_was_not_promised(meminfo: Path) -> None:
@@ -94,8 +108,8 @@ def test_a_worker_s_engines_ask(
     for limit in (lambda wanted, _: wanted, half):
         monkeypatch.setattr("specbatch.pipeline.engines.exact.host.cache_bytes", limit)
         host = EngineHost(verifier, proposer, 4, 64, kv_cache_bytes=8 << 20)
-        model = host._load(verifier, EngineSpec(), "as-is")
-        blocks.append(host._runner(model, host._cache_share(model)).blocks.num_blocks)
+        loaded = [host._load(verifier, "float32", "fast", "as-is") for _ in range(models)]
+        blocks.append(host._runner(loaded[0], host._cache_shares(loaded)[0]).blocks.num_blocks)
     assert asked == [models]
     assert blocks[1] == blocks[0] // 2
 

@@ -18,12 +18,13 @@ from specbatch.pipeline.engines.exact.model.device import DeviceOptions, capture
 from specbatch.pipeline.engines.exact.model.loaded_model import LoadedModel
 from specbatch.pipeline.engines.exact.model.loader import load_model
 from specbatch.pipeline.engines.exact.model.memory import (
+    DEFAULT_CACHE,
     PROMISES,
     MemoryBudget,
     budget_of,
     cache_bytes,
     free_for_another,
-    within,
+    gpu_caches,
 )
 from specbatch.pipeline.engines.exact.model.numeric_class import check_class, serves
 from specbatch.pipeline.engines.exact.model.quantised import check_weights
@@ -77,7 +78,7 @@ class EngineHost:
         proposer: ModelFolder | None,
         max_sequences: int,
         max_batch_tokens: int,
-        kv_cache_bytes: int,
+        kv_cache_bytes: int | None,
         gate: AbstractContextManager[object] | None = None,
         device: DeviceOptions = DeviceOptions(),
         leader: Leader | None = None,
@@ -90,6 +91,7 @@ class EngineHost:
     ) -> None:
         """`extra_draft_models` stand beside `proposer`, the main one. `observer` hears what engines
         do, and every `drift_every` steps (0: never) how far a draft model is from the verifier.
+        `kv_cache_bytes` of each model; None: what suits the device.
         `only_job`: no other job is served.
 
         Raises `UsageError` if two draft models have the same name.
@@ -102,7 +104,9 @@ class EngineHost:
         self._draft_names = draft_names([folder.ref for folder in draft_models])
         self._max_sequences = max_sequences
         self._max_batch_tokens = max_batch_tokens
-        self._kv_cache_bytes = kv_cache_bytes
+        if kv_cache_bytes is None and not device.is_gpu:
+            kv_cache_bytes = DEFAULT_CACHE
+        self._kv_cache_bytes = kv_cache_bytes  # None: most of what a GPU has free
         self._gate = gate
         self._device = device
         self.memory: MemoryBudget | None = None  # of the engine made last
@@ -239,10 +243,10 @@ class EngineHost:
         proposers: list[Proposer] = [BlockProposer(), HistoryProposer(vocab_size), NgramProposer()]
         models = []
         loaded = self._load_drafts(verifier.folder, spec)
-        share = self._cache_share(verifier)
+        share, *shares = self._cache_shares([verifier, *(model for _, model in loaded)])
         while loaded:
             name, draft_model = loaded.pop(0)
-            drafting = self._runner(draft_model, share)
+            drafting = self._runner(draft_model, shares.pop(0))
             pass_time = knowledge.draft_time_of(name)
             proposers.append(DraftModelProposer(drafting, pass_time=pass_time, name=name))
             models.append(drafting.memory(MAX_PASS_TOKENS, self._max_sequences))
@@ -376,20 +380,20 @@ class EngineHost:
             consume=True,
             capture=capture,
             spread=spread,
-            is_capped=share < self._kv_cache_bytes,
+            is_capped=self._kv_cache_bytes is None or share < self._kv_cache_bytes,
         )
         if not self._device.is_gpu:  # a GPU's memory is taken at once
             PROMISES.make(runner.blocks, share // (runner.blocks.untouched + 1))
         return runner
 
-    def _cache_share(self, verifier: LoadedModel) -> int:
+    def _cache_shares(self, models: Sequence[LoadedModel]) -> list[int]:
         """Bytes of each model's cache, computed after loading all models: caches get what models
         leave and other engines of this process were not promised.
 
         Raises `NoEngineError`.
         """
-        models = 1 + len(self._models.draft_models)
         if self._device.is_gpu:
-            free, _ = torch.cuda.mem_get_info(verifier.device)
-            return within(self._kv_cache_bytes, models, free)
-        return cache_bytes(self._kv_cache_bytes, models)
+            free, _ = torch.cuda.mem_get_info(models[0].device)
+            return gpu_caches(self._kv_cache_bytes, [m.token_bytes for m in models], free)
+        assert self._kv_cache_bytes is not None
+        return [cache_bytes(self._kv_cache_bytes, len(models))] * len(models)

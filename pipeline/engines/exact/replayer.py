@@ -38,7 +38,7 @@ class Replayer:
         verifier: ModelFolder,
         spec: EngineSpec,
         device: DeviceOptions,
-        kv_cache_bytes: int,
+        kv_cache_bytes: int | None,
         max_batch_tokens: int = 2048,
     ) -> None:
         """Raises `ModelError`, and `MissingExtraError` where the job's weights need one."""

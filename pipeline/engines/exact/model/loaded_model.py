@@ -45,6 +45,11 @@ class LoadedModel:
     head_dim: int
     eos_ids: frozenset[int]
 
+    @property
+    def token_bytes(self) -> int:
+        """What a token's keys and values take."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+
 
 def choose_kernels(wanted: Literal["auto", "torch", "triton"], device: torch.device) -> Kernels:
     """`auto` is Triton on a GPU and torch elsewhere.

@@ -17,6 +17,7 @@ from specbatch.schemas.errors import NoEngineError
 log = logging.getLogger(__name__)
 
 MOST_OF_AVAILABLE = 0.8
+DEFAULT_CACHE = 1 << 30  # of one model on a processor
 LEAST_CACHE = 16 << 20  # of one model, beside other engines; the least that may be set
 _MEMINFO = Path("/proc/meminfo")
 _STATUS = Path("/proc/self/status")
@@ -137,6 +138,18 @@ def cache_bytes(
             "engines; lower SPECBATCH_KV_CACHE_MIB, or start a separate worker for such jobs"
         )
     return size
+
+
+def gpu_caches(wanted: int | None, token_bytes: Sequence[int], free: int) -> list[int]:
+    """Bytes of the cache of each model, of which a token takes so many, on a GPU with `free` ones.
+
+    What is wanted for each; without that, four fifths of what is free for all of them together, so
+    that all have room for as many tokens.
+    """
+    if wanted is not None:
+        return [within(wanted, len(token_bytes), free)] * len(token_bytes)
+    most = int(free * MOST_OF_AVAILABLE)
+    return [most * size // sum(token_bytes) for size in token_bytes]
 
 
 def within(wanted: int, models: int, available: int) -> int:

@@ -68,9 +68,7 @@ class ModelRunner:
 
         Raises `ModelError` if a bitwise model does not keep its bits on this device.
         """
-        token_bytes = 2 * model.num_layers * model.num_kv_heads * model.head_dim
-        token_bytes *= model.dtype.itemsize
-        num_blocks = max(2, kv_cache_bytes // (token_bytes * BLOCK_SIZE))
+        num_blocks = max(2, kv_cache_bytes // (model.token_bytes * BLOCK_SIZE))
         self.blocks = BlockManager(num_blocks, BLOCK_SIZE, share_prefixes)
         self.device = model.device
         self.dtype = str(model.dtype).removeprefix("torch.")
