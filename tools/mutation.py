@@ -312,6 +312,7 @@ def note_calls(path: Path, called: set[tuple[str, str]]) -> None:
     module = module_of(where)
     vars(module)["__called__"] = called
     changed = executed(module, compile(ast.fix_missing_locations(tree), str(path), "exec"))
+    vars(changed)["__called__"] = called  # a function that is a default argument stays there
     for name in names:
         replace_function(module, changed, name)
 
