@@ -100,4 +100,4 @@ if not TYPE_CHECKING:  # a type checker would take every name for one that this 
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return __all__

@@ -108,8 +108,11 @@ def parquet_of(frame: Any, library: str, columns: Sequence[str] | None) -> bytes
         file = io.BytesIO()
         pq.write_table(table, file)
     except (pa.ArrowException, TypeError, ValueError) as error:
-        said = " ".join(str(error).split())
-        raise InputError(f"the data cannot be written as Parquet: {said:.300}") from None
+        said = " ".join("; ".join(map(str, error.args)).split())
+        raise InputError(
+            f"the data cannot be written as Parquet ({said:.300}): give each column values of one "
+            "type"
+        ) from None
     return file.getvalue()
 
 

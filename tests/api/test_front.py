@@ -46,7 +46,7 @@ def test_its_functions_need_no_engine_until_they_are_called(tmp_path: Path) -> N
 
 def test_every_name_is_there_and_listed() -> None:
     assert len(set(specbatch.__all__)) == len(specbatch.__all__)
-    assert set(specbatch.__all__) <= set(dir(specbatch))
+    assert dir(specbatch) == specbatch.__all__
     for name in specbatch.__all__:
         assert getattr(specbatch, name) is not None, name
 
