@@ -43,6 +43,7 @@ if TYPE_CHECKING:  # the light install has no torch, no pyarrow and no prometheu
     from specbatch.pipeline.engines.contract import Engines, ModelFolder
     from specbatch.pipeline.engines.exact.model.device import DeviceOptions
     from specbatch.pipeline.engines.exact.model.parallel import Leader
+    from specbatch.pipeline.engines.vllm.host import HostOptions
     from specbatch.pipeline.inputs.tokenizer import TextTokenizer
     from specbatch.pipeline.observe.metrics.endpoint import Exposure
     from specbatch.pipeline.runtime.anchors import Anchoring
@@ -257,6 +258,12 @@ def make_worker(
             return None
         if fake_models is not None:
             return fake_models.engines(folder, beside_it)
+        on_wanted = refills.want if refills and model_index == 0 else None
+        if settings.engine == "vllm" and model_index == 0:
+            from specbatch.pipeline.engines.vllm.host import VllmHost
+
+            options = _vllm_options(settings, only_job)
+            return VllmHost(folder, options, gate, knowledge, on_wanted)
         from specbatch.pipeline.engines.exact.host import EngineHost
 
         assert device is not None
@@ -270,7 +277,7 @@ def make_worker(
             device=device,
             leader=leader,
             knowledge_store=knowledge,
-            on_wanted=refills.want if refills and model_index == 0 else None,
+            on_wanted=on_wanted,
             extra_draft_models=beside if drafts else (),
             observer=None if meter is None else meter.observer(verifies=drafts),
             drift_every=settings.drift_every_steps,
@@ -398,6 +405,26 @@ def priced_device(settings: Settings) -> Device:
         settings.price_book,
         settings.price_per_device_hour_usd,
         devices=settings.tensor_parallel,
+    )
+
+
+def _vllm_options(settings: Settings, only_job: str | None) -> HostOptions:
+    """How this process runs vLLM. Raises `UsageError`."""
+    from specbatch.pipeline.engines.vllm.host import HostOptions
+
+    if settings.tensor_parallel > 1:
+        raise UsageError(
+            "SPECBATCH_TENSOR_PARALLEL is for engine exact: with engine vllm set "
+            "SPECBATCH_VLLM_OPTIONS='{\"tensor_parallel_size\": 2}'"
+        )
+    return HostOptions(
+        settings.device,
+        settings.max_concurrent_sequences,
+        settings.max_batch_tokens,
+        settings.kv_cache_bytes,
+        settings.vllm_max_depth,
+        settings.vllm_options,
+        only_job,
     )
 
 

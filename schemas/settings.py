@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, AliasChoices, Field, field_validator
 from pydantic_settings import (
@@ -42,6 +42,8 @@ _SECRETS_OF_LIBRARIES = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "PGPASSWO
 
 
 OLD_NAMES = frozenset({"bell_patience_sec"})  # of settings, which still count
+EngineName = Literal["exact", "vllm"]
+ENGINES = get_args(EngineName)
 
 
 class Settings(BaseSettings):
@@ -133,6 +135,21 @@ class Settings(BaseSettings):
         default="cpu",
         pattern=r"^(cpu|cuda(:\d+)?)$",
         description="where engines run: cpu, cuda, or one GPU of several as cuda:1",
+    )
+    engine: EngineName = Field(
+        default="exact",
+        description="what verifies: `exact`, or `vllm`, which must be installed beside specbatch",
+    )
+    vllm_max_depth: int = Field(
+        default=8,
+        ge=0,
+        le=32,
+        description="draft tokens that vLLM makes room for per sequence and step; 0: never drafts",
+    )
+    vllm_options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="further options of vLLM's engine, as JSON: max_model_len, "
+        "tensor_parallel_size, gpu_memory_utilization, enforce_eager and others",
     )
     cuda_graphs: bool = Field(default=True, description="record short passes on a GPU")
     torch_compile: bool = Field(

@@ -63,6 +63,10 @@ def check_job(
     `key`'s.
     """
     require_engine_extra()
+    if settings.engine == "vllm":
+        from specbatch.pipeline.engines.vllm.parameters import check_given
+
+        check_given(spec.engine)
     from specbatch.pipeline.operations import preflight
 
     def is_mine(job_id: str) -> bool:

@@ -9,6 +9,7 @@ import typer
 
 from specbatch.jobs.cli.completing import jobs_beginning
 from specbatch.schemas.errors import UsageError
+from specbatch.schemas.settings import ENGINES, Settings
 
 Text = str | None
 Whole = int | None
@@ -199,6 +200,9 @@ LogicalTime = Annotated[
 Local = Annotated[
     bool, typer.Option("--local", help="do the whole job in this process, without servers")
 ]
+Engine = Annotated[
+    Text, _option("--engine", "what verifies here: exact, or vllm, which must be installed too")
+]
 Wait = Annotated[bool, typer.Option("--wait", help="follow the job to its end")]
 Timeout = Annotated[
     Real, _option("--timeout", "seconds to wait at most; then exit code 6", min=0.0)
@@ -229,6 +233,15 @@ JobId = Annotated[
         autocompletion=jobs_beginning,
     ),
 ]
+
+
+def with_engine(settings: Settings, engine: str | None) -> Settings:
+    """The settings with the engine that `--engine` names. Raises `UsageError`."""
+    if engine is None:
+        return settings
+    if engine not in ENGINES:
+        raise UsageError(f"--engine {engine}: there are {' and '.join(ENGINES)}")
+    return settings.model_copy(update={"engine": engine})
 
 
 def depth_value(text: str | None) -> str | int | None:

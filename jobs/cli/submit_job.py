@@ -66,6 +66,7 @@ def submit_job(
     budget_usd: o.Budget = None,
     notify: o.Notify = None,
     local: o.Local = False,
+    engine: o.Engine = None,
     wait: o.Wait = False,
     timeout: o.Timeout = None,
     dry_run: o.DryRun = False,
@@ -86,6 +87,8 @@ def submit_job(
         "stop_token_ids": o.stop_ids(stop_token_id, stop_token_ids),
         "template": o.template_text(template, template_file),
     })  # fmt: skip
+    if engine is not None and not local:
+        raise UsageError("--engine needs --local: without it, workers have their own engines")
     if timeout is not None and not (wait or local):
         raise UsageError("--timeout needs --wait or --local")
     end_within(timeout)
@@ -101,7 +104,7 @@ def submit_job(
         assert schedule is not None
         submit_scheduled(load_settings(), schedule, logical_time, wait, timeout, json)
         return
-    spec, settings = build_spec(spec_file, flags), load_settings()
+    spec, settings = build_spec(spec_file, flags), o.with_engine(load_settings(), engine)
     checks.check_targets(settings, spec, local)
     with if_interrupted(NOT_SUBMITTED):  # what comes once it is says so itself
         if dry_run:

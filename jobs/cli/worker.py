@@ -37,16 +37,22 @@ def worker(
     concurrency: Annotated[
         int, typer.Option(help="groups it holds at once; they share one fused batch", min=1)
     ] = 16,
+    engine: o.Engine = None,
 ) -> None:
     """Run a worker. `verify` needs --verifier, `propose` needs --proposer; each may have both.
 
     A verifier may have several draft models: give --proposer once for each. They are asked by what
     their drafts were worth and cost, row tag by row tag.
     """
-    settings = load_settings()
+    settings = o.with_engine(load_settings(), engine)
     proposers = proposers_of(kind, proposer or [])
     kinds = kinds_of(kind, verifier, proposers[0] if proposers else None)
     check_broker_url(settings)
+    if settings.engine == "vllm" and kind is Kind.VERIFY and proposers:
+        raise UsageError(
+            "engine vllm has no local draft model: leave --proposer out and start "
+            "`specbatch worker propose` for it"
+        )
     served = model_ref(verifier, Path.cwd()) if verifier and verifier != "none" else None
     drafting = tuple(model_ref(ref, Path.cwd()) for ref in proposers)
     for name in ("celery", "specbatch"):

@@ -32,8 +32,8 @@ NESTED: dict[str, tuple[tuple[str, ...], ...]] = {
     "pipeline.policy": (("costs",), (".",)),
     "pipeline.observe": ((".",), ("metrics", "tracing", "report", "terminal")),
     "pipeline.ledger": ((".",), ("sql",)),
-    # An engine implements the contract and needs no other engine.
-    "pipeline.engines": ((".",), ("models",), ("exact",)),
+    # vLLM's engine has the exact one's service, sequences, proposers and accounts.
+    "pipeline.engines": ((".",), ("models",), ("exact",), ("vllm",)),
     "pipeline.engines.exact": tuple(
         (name,) for name in ("state", "model", "sampling", "proposers", "speculation", ".")
     ),
@@ -152,6 +152,7 @@ KEPT_TO = {
     ),
     "celery": ("workers", "jobs", "benchmarks"),
     "prometheus_client": ("pipeline.observe.metrics",),
+    "vllm": ("pipeline.engines.vllm.core", "jobs.bench.peers"),
     "jinja2": ("pipeline.inputs.prompt_child", "pipeline.observe.report", "tools.site"),
     "kombu": ("workers", "jobs", "benchmarks"),
     "airflow": ("jobs.dags", "jobs.examples"),

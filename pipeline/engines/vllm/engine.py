@@ -1,0 +1,346 @@
+"""Continuous batching by vLLM, with our drafts, depths and accounts. Read `step` first.
+
+The sequences here mirror those in vLLM's core: tokens, where they came from, and what they cost.
+What the core decides is appended by the same rules as in the exact engine, so a stop token, a stop
+string or a length ends a sequence in the same place.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import replace
+from typing import NamedTuple
+
+from specbatch.pipeline.engines.clock import now
+from specbatch.pipeline.engines.contract import Completion, EngineStats, Request, Wanted
+from specbatch.pipeline.engines.exact.proposers.block import BlockProposer
+from specbatch.pipeline.engines.exact.proposers.guarded import GuardedProposer
+from specbatch.pipeline.engines.exact.proposers.history import HistoryProposer
+from specbatch.pipeline.engines.exact.proposers.ngram import NgramProposer
+from specbatch.pipeline.engines.exact.speculation.speculator import Speculator
+from specbatch.pipeline.engines.exact.speculation.step_accounts import StepAccounts
+from specbatch.pipeline.engines.exact.state.scheduler import Planned
+from specbatch.pipeline.engines.exact.state.sequence import Sequence, stop_ids_of
+from specbatch.pipeline.engines.exact.state.step import NO_DRAFT, Draft, DraftPlan, Step
+from specbatch.pipeline.engines.vllm.core import Core, Emitted, Work
+from specbatch.pipeline.engines.vllm.parameters import needs_no_speculation, refused
+from specbatch.pipeline.engines.vllm.probe import Verdict
+from specbatch.pipeline.policy.breaker import Lessons
+from specbatch.pipeline.policy.knowledge import Knowledge
+from specbatch.schemas.errors import EngineError
+from specbatch.schemas.provenance import TICKS_PER_SEC
+from specbatch.schemas.records import FinishReason, SamplingParams
+from specbatch.schemas.speculation import AcceptanceCount
+
+log = logging.getLogger(__name__)
+
+PASSED_OVER = 4  # times the batch: so many of another kind may overtake the first that waits
+
+
+class Kind(NamedTuple):
+    """Requests of one kind may share a batch. Where the probe found no fault there are two."""
+
+    drafted: bool  # the core speculates
+    greedy: bool | None  # None: both at once
+
+
+class VllmEngine:
+    """Steps one core at a time: with speculation, or without for what vLLM cannot draft for."""
+
+    def __init__(
+        self,
+        make_core: Callable[[bool], Core],
+        verdict: Verdict,
+        vocab_size: int,
+        eos_ids: frozenset[int],
+        max_sequences: int,
+        knowledge: Knowledge | None = None,
+        core: Core | None = None,
+    ) -> None:
+        """`make_core(drafted)` makes a core with speculation or without; `core` is one that exists.
+        `verdict`: what the probe found speculation to be good for. Only one thread may use it."""
+        self._make_core = make_core
+        self._verdict = verdict
+        self._vocab_size = vocab_size
+        self._eos_ids = eos_ids
+        self._max_sequences = max_sequences
+        self._block = BlockProposer()
+        proposers = (self._block, HistoryProposer(vocab_size), NgramProposer())
+        self.stats = EngineStats()
+        self._speculator = Speculator(
+            [GuardedProposer(p, self._count_failure, self._on_open) for p in proposers],
+            knowledge or Knowledge(),
+        )
+        self._accounts = StepAccounts(self.stats, self._speculator.knowledge.step_time)
+        self._waiting: deque[Sequence] = deque()
+        self._running: dict[str, Sequence] = {}  # by request id, in the order of their arrival
+        self._refused: list[Completion] = []
+        self._kind: Kind | None = None  # of those that run, or ran last
+        self._core = core
+        self._overtaken = 0  # by how many the first that waits was passed
+
+    # --- what callers do -----------------------------------------------------------------------
+    def add(self, request: Request) -> None:
+        """Queue a request. The next step returns an error for one that cannot run."""
+        if any(not 0 <= token < self._vocab_size for token in request.draft_ids):
+            request = replace(request, draft_ids=())  # a hint that cannot be right
+        sequence = Sequence(
+            request=request,
+            stop_ids=stop_ids_of(request, self._eos_ids, self._vocab_size),
+            max_length=len(request.prompt_ids) + request.params.max_tokens,
+        )
+        sequence.error = refused(request, self._vocab_size)
+        if sequence.error is None and sequence.remaining <= 0:
+            sequence.error = f"{len(request.decided_ids)} tokens of output leave no room for more"
+        if sequence.error is not None:
+            sequence.finish_reason = FinishReason.ERROR
+            self._refused.append(sequence.completion())
+            return
+        self._waiting.append(sequence)
+        self._accounts.begin(sequence)
+
+    def cancel(self, matches: Callable[[Request], bool]) -> list[Completion]:
+        """Drop all matching requests and return what they had so far, as cancelled."""
+        dropped = [s for s in self.unfinished if matches(s.request)]
+        return [self._finish(s, FinishReason.CANCELLED) for s in dropped]
+
+    @property
+    def unfinished(self) -> list[Sequence]:
+        """All unfinished sequences. Any thread may read this."""
+        return [*list(self._running.values()), *self._waiting]
+
+    def unstarted(self) -> list[str]:
+        return [s.request.request_id for s in self._waiting]
+
+    def prime(self, job: str, counts: Iterable[AcceptanceCount]) -> None:
+        """Use what earlier runs of a job found about drafts. Ignored after its first request."""
+        self._speculator.decision_log.prime(job, counts)
+
+    def lessons(self, job: str) -> Lessons:
+        """What a job taught about drafts since the last call."""
+        lessons = self._speculator.decision_log.lessons(job)
+        return replace(lessons, measured=self._accounts.take(job))
+
+    @property
+    def knowledge(self) -> Knowledge:
+        return self._speculator.knowledge
+
+    def hint(self, request_id: str, position: int, token_ids: tuple[int, ...]) -> None:
+        """Suggest what follows a request's first `position` output tokens. May be late."""
+        sequence = self._running.get(request_id)
+        if sequence is None or any(not 0 <= token < self._vocab_size for token in token_ids):
+            return
+        followed = self._block.extend(sequence, position, token_ids)
+        self.stats.hints_followed += followed
+        self.stats.hints_dropped += not followed
+
+    def wanted(self) -> list[Wanted]:
+        return self._block.wanting()
+
+    @property
+    def idle(self) -> bool:
+        return not (self._waiting or self._running or self._refused)
+
+    def close(self) -> None:
+        """Give the device's memory back."""
+        core, self._core = self._core, None
+        if core is not None:
+            core.close()
+
+    # --- a step --------------------------------------------------------------------------------
+    def step(self) -> list[Completion]:
+        """One pass of the core over all that runs; returns what finished."""
+        begun = now()
+        self._admit()
+        if not self._running or self._core is None:
+            return self._take_refused()
+        drafting = [s for s in self._running.values() if s.num_output and s.pending == 1]
+        plan = self._speculator.propose(drafting, self._room_for_draft)
+        drafts = dict(zip(drafting, plan.drafts, strict=True))
+        if self._core.options.max_depth:
+            self._core.draft({s.request.request_id: d.token_ids for s, d in drafts.items()})
+        passing = now()
+        try:
+            emitted = self._core.step()
+        except Exception:
+            self.close()  # the next engine needs its memory
+            raise
+        step = self._mirrored(emitted, drafts, plan, begun)
+        step.pass_ticks = now() - passing
+        for event, sequence, draft in zip(emitted, step.deciding, step.drafts, strict=True):
+            before = len(sequence.tokens)
+            self._accept(event, sequence, draft)
+            step.emitted[sequence] = len(sequence.tokens) - before
+        self._count(step)
+        self._accounts.step(step, [step], lambda rows: rows)
+        return self._take_refused() + self._take_finished(emitted, step)
+
+    def _room_for_draft(self, sequence: Sequence, wanted: int) -> int:
+        most = 0 if self._core is None else self._core.options.max_depth
+        return min(wanted, most, sequence.remaining - 1)
+
+    def _mirrored(
+        self,
+        emitted: Seq[Emitted],
+        drafts: Mapping[Sequence, Draft],
+        plan: DraftPlan,
+        begun: int,
+    ) -> Step:
+        """What the core did, as a step of ours: its sequences, and the tokens each had in it."""
+        assert self._core is not None
+        deciding = [self._running[event.request_id] for event in emitted]
+        planned = [Planned(s, max(1, s.pending)) for s in deciding]
+        heard = set(deciding)
+        for request_id, sequence in self._running.items():
+            if sequence in heard:
+                continue
+            if draft := drafts.get(sequence):  # it was put off, and its draft with it
+                self._speculator.abandon(sequence, draft)
+            computed = self._core.computed(request_id) or 0
+            if computed < sequence.kv.length:
+                self.stats.preemptions += 1
+            elif computed > sequence.kv.length:
+                planned.append(Planned(sequence, computed - sequence.kv.length))
+            sequence.kv.length = computed
+        of_step = [drafts.get(sequence, NO_DRAFT) for sequence in deciding]
+        ticks = int(plan.drafting_sec * TICKS_PER_SEC)
+        return Step(planned, deciding, replace(plan, drafts=of_step), begun, ticks)
+
+    def _accept(self, event: Emitted, sequence: Sequence, draft: Draft) -> None:
+        """Append what was decided. The core stops at stop tokens itself: then the last of them may
+        be an agreed draft token, with nothing behind it."""
+        tokens, logprobs = event.token_ids, event.logprobs
+        agreed = _agreed(draft.token_ids, tokens)
+        if any(map(math.isnan, logprobs)):
+            at = sequence.num_output
+            sequence.finish_reason = FinishReason.ERROR
+            sequence.error = f"the verifier's logits are NaN at token {at}"
+            return
+        if agreed == len(tokens):
+            tokens, logprobs = [*tokens, -1], [*logprobs, 0.0]  # never reached
+        tops = [*event.tops, ((), ())]
+        sequence.accept(draft.token_ids, tokens, logprobs, tops, draft.proposer)
+        sequence.kv.length = len(sequence.tokens) - 1
+        self._speculator.on_verified(sequence, draft, agreed)
+
+    def _count(self, step: Step) -> None:
+        self.stats.proposed += sum(map(len, step.drafts))
+        self.stats.generated_tokens += sum(step.emitted.values())
+        self.stats.accepted += sum(max(0, step.emitted[s] - 1) for s in step.deciding)
+        self.stats.verifier_passes += len(step.deciding)
+
+    # --- which requests run --------------------------------------------------------------------
+    def _admit(self) -> None:
+        """First come, first served among those that may share a batch."""
+        if not self._waiting:
+            return
+        if not self._running:
+            self._kind, self._overtaken = self._kind_of(self._waiting[0]), 0
+            self._change_core(self._kind.drafted)
+        for sequence in list(self._admissible()):
+            self._waiting.remove(sequence)
+            self._start(sequence)
+
+    def _admissible(self) -> Iterator[Sequence]:
+        room = self._max_sequences - len(self._running)
+        for sequence in list(self._waiting):
+            if not room:
+                return
+            if self._kind_of(sequence) == self._kind:
+                room -= 1
+                yield sequence
+                continue
+            self._overtaken += 1
+            if self._overtaken > PASSED_OVER * self._max_sequences:
+                return  # those that run end, then it is its turn
+
+    def _kind_of(self, sequence: Sequence) -> Kind:
+        request = sequence.request
+        wants = request.depth != 0 and not request.shadow
+        drafted = self._verdict.drafts and wants and not needs_no_speculation(request.params)
+        greedy = None if self._verdict.mixed or not drafted else request.params.temperature == 0
+        return Kind(drafted, greedy)
+
+    def _change_core(self, drafted: bool) -> None:
+        if self._core is not None and bool(self._core.options.max_depth) == drafted:
+            return
+        self.close()
+        self._core = self._make_core(drafted)
+
+    def _start(self, sequence: Sequence) -> None:
+        assert self._core is not None
+        request, limit = sequence.request, self._core.context_tokens
+        sequence.max_length = min(sequence.max_length, limit)
+        try:
+            if len(request.prompt_ids) >= limit or sequence.remaining <= 0:
+                tokens = len(request.prompt_ids)
+                raise EngineError(f"prompt of {tokens} tokens does not fit the context of {limit}")
+            self._core.add(
+                Work(
+                    request.request_id,
+                    sequence.tokens,
+                    self._continued(sequence),
+                    sequence.stop_ids,
+                    sequence.remaining,
+                    request.seed,
+                )
+            )
+        except EngineError as error:
+            sequence.error = str(error)
+            self._refused.append(self._finish(sequence, FinishReason.ERROR))
+            return
+        self._running[request.request_id] = sequence
+
+    def _continued(self, sequence: Sequence) -> SamplingParams:
+        """What is decided already counts towards the least number of tokens."""
+        params, done = sequence.request.params, len(sequence.request.decided_ids)
+        return replace(params, min_tokens=max(0, params.min_tokens - done)) if done else params
+
+    # --- ends ----------------------------------------------------------------------------------
+    def _take_finished(self, emitted: Seq[Emitted], step: Step) -> list[Completion]:
+        done = []
+        for event, sequence in zip(emitted, step.deciding, strict=True):
+            if event.finished and sequence.finish_reason is None:
+                sequence.finish_reason = FinishReason.ERROR
+                sequence.error = "vLLM ended the request before its end"
+            if sequence.finish_reason is not None:
+                done.append(self._finish(sequence, sequence.finish_reason))
+        return done
+
+    def _take_refused(self) -> list[Completion]:
+        refused, self._refused = self._refused, []
+        return refused
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> Completion:
+        sequence.finish_reason = reason
+        request_id = sequence.request.request_id
+        if self._running.get(request_id) is sequence:
+            del self._running[request_id]
+            if self._core is not None:
+                self._core.drop([request_id])
+        elif sequence in self._waiting:
+            self._waiting.remove(sequence)
+        self._accounts.end(sequence)
+        self._speculator.forget(sequence)
+        self.stats.finished += 1
+        return sequence.completion()
+
+    def _count_failure(self) -> None:
+        self.stats.proposer_failures += 1
+
+    def _on_open(self, proposer: str, reason: str) -> None:
+        self._speculator.decision_log.record_disabled(proposer, reason)
+
+
+def _agreed(draft: Seq[int], tokens: Seq[int]) -> int:
+    """How many draft tokens the step kept."""
+    agreed = 0
+    for guess, token in zip(draft, tokens, strict=False):
+        if guess != token:
+            break
+        agreed += 1
+    return agreed

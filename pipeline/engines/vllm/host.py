@@ -1,0 +1,275 @@
+"""The vLLM engines of one worker process: one per dtype that its jobs ask for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.metadata import version
+from typing import Any, Protocol
+
+import torch
+
+from specbatch.pipeline.engines.contract import EngineStats, ModelFolder, Wanted
+from specbatch.pipeline.engines.exact.model.loader import choose_dtype
+from specbatch.pipeline.engines.exact.service import EngineService
+from specbatch.pipeline.engines.models.draft_names import pins_of
+from specbatch.pipeline.engines.models.fingerprint import unchanged
+from specbatch.pipeline.engines.models.model_folder import LoadedModels
+from specbatch.pipeline.engines.vllm.core import Core, CoreOptions, vllm_version
+from specbatch.pipeline.engines.vllm.engine import VllmEngine
+from specbatch.pipeline.engines.vllm.parameters import check_given
+from specbatch.pipeline.engines.vllm.probe import Verdict, probe
+from specbatch.pipeline.policy import tuning
+from specbatch.pipeline.policy.knowledge import Knowledge
+from specbatch.schemas.errors import (
+    DeviceLostError,
+    ModelError,
+    RequestCancelledError,
+)
+from specbatch.schemas.numeric_class import DTYPES, Serves, engine_key
+from specbatch.schemas.spec import EngineSpec, SpeculationSpec
+
+log = logging.getLogger(__name__)
+
+_SHORT = {name: short for short, name in DTYPES.items()}
+NO_SPECULATION = Verdict(False, True, ())
+
+
+class KnowledgeKeeper(Protocol):
+    """Where knowledge is kept between processes; neither method raises."""
+
+    def load(self, about: str) -> Knowledge | None: ...
+
+    def keep(self, about: str, knowledge: Knowledge) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class HostOptions:
+    """How a process runs vLLM."""
+
+    device: str = "cpu"  # or "cuda"
+    max_sequences: int = 64
+    max_batch_tokens: int = 2048
+    kv_cache_bytes: int | None = None  # None: vLLM decides
+    max_depth: int = tuning.MAX_DEPTH
+    more: Mapping[str, Any] = field(default_factory=dict)  # fields of vLLM's `EngineArgs`
+    only_job: str | None = None  # no other job is served
+
+
+class VllmHost:
+    """Makes engines when first needed and keeps them. Thread-safe."""
+
+    draft_model: ModelFolder | None = None  # drafts come from propose workers, history, n-grams
+
+    def __init__(
+        self,
+        verifier: ModelFolder,
+        options: HostOptions,
+        gate: AbstractContextManager[object] | None = None,
+        knowledge_store: KnowledgeKeeper | None = None,
+        on_wanted: Callable[[Wanted], None] | None = None,
+    ) -> None:
+        """Raises `MissingExtraError` without a vLLM that is supported. Loads nothing."""
+        self._version = vllm_version()
+        self._options = options
+        self._models = LoadedModels(verifier)
+        self._gate = gate
+        self._store = knowledge_store
+        self._on_wanted = on_wanted
+        self._services: dict[EngineSpec, EngineService] = {}
+        self._engines: dict[EngineSpec, VllmEngine] = {}
+        self._stopped = False
+        self._lock = threading.Lock()
+        self._naming = threading.Lock()
+
+    # --- what it can do ------------------------------------------------------------------------
+    @property
+    def model(self) -> ModelFolder:
+        return self._models.model
+
+    def serves(self) -> Serves:
+        """`exactness: fast` with the model's own weights. Bits depend on the batch in vLLM."""
+        classes: dict[str, str] = {}
+        facts: dict[str, Mapping[str, str]] = {}
+        for asked in ("auto", *DTYPES.values()):
+            dtype = self._dtype(asked)
+            of_class = self._facts(dtype)
+            digest = hashlib.sha256(json.dumps(of_class, sort_keys=True).encode()).hexdigest()
+            name = f"vllm/{_SHORT[dtype]}/{digest[:8]}"
+            classes[engine_key(asked, "fast", "as-is")] = name
+            facts[name] = of_class
+        served = Serves.of(self.model.ref, classes, facts)
+        served = replace(served, only_job=self._options.only_job)
+        with self._naming:
+            try:
+                self._models.check_again()
+            except ModelError as error:
+                log.warning("taking no jobs that pin a fingerprint: %s", error)
+                return served
+            return replace(served, fingerprint=self._models.of(self.model))
+
+    def _dtype(self, asked: str) -> str:
+        where = torch.device(self._options.device.partition(":")[0])
+        return str(choose_dtype(asked, where)).removeprefix("torch.")
+
+    def _facts(self, dtype: str) -> dict[str, str]:
+        """What may change a token, as far as it is known before vLLM is loaded."""
+        on_gpu = self._options.device != "cpu"
+        return {
+            "engine": "vllm",
+            "dtype": dtype,
+            "vllm": self._version,
+            "torch": torch.__version__,
+            "transformers": version("transformers"),
+            "device": torch.cuda.get_device_name() if on_gpu else "cpu",
+            "processor": "" if on_gpu else platform.machine(),
+            "instruction set": "" if on_gpu else torch.backends.cpu.get_cpu_capability(),
+            "threads": "" if on_gpu else str(torch.get_num_threads()),
+            "batch invariant": os.environ.get("VLLM_BATCH_INVARIANT", "0"),
+            "depth": str(self._options.max_depth),
+            "options": json.dumps(dict(self._options.more), sort_keys=True),
+        }
+
+    def tag_models(self, wanted: SpeculationSpec) -> dict[str, str]:
+        """Raises `UsageError`: no draft model is here that a tag could be routed to."""
+        return pins_of(wanted.routes, []) if wanted.enabled else {}
+
+    # --- work ----------------------------------------------------------------------------------
+    def service(self, spec: EngineSpec) -> EngineService:
+        """The engine for a job's dtype.
+
+        Raises `UsageError` for what vLLM cannot give, and `RequestCancelledError` once the worker
+        is ending.
+        """
+        check_given(spec)
+        with self._lock:
+            if self._stopped:
+                raise RequestCancelledError("the engines were closed")
+            if spec not in self._services:
+                self._services[spec] = EngineService(
+                    partial(self._make_engine, spec),
+                    self._gate,
+                    name=f"vllm-{spec.dtype}",
+                    keep=self._keeping(spec),
+                    on_wanted=self._on_wanted,
+                )
+            return self._services[spec]
+
+    def _make_engine(self, spec: EngineSpec) -> VllmEngine:
+        """A new engine for the calling thread; loads the model and probes it."""
+        with self._lock:
+            broken = self._engines.pop(spec, None)
+        if broken is not None:
+            broken.close()
+        with self._naming:
+            self._models.check_changed()
+        dtype, folder = self._dtype(spec.dtype), self.model
+        make = partial(self._make_core, folder, dtype)
+        snapshot, core = unchanged(folder.ref, folder.path, partial(make, True))
+        with self._naming:
+            self._models.note(folder, snapshot)
+        verdict = NO_SPECULATION
+        if self._options.max_depth:
+            verdict = probe(core, folder.vocab_size, dtype, self._options.max_depth)
+        knowledge = (self._store and self._store.load(self._about(spec))) or Knowledge()
+        engine = VllmEngine(
+            make,
+            verdict,
+            folder.vocab_size,
+            eos_ids_of(folder),
+            self._options.max_sequences,
+            knowledge,
+            core,
+        )
+        with self._lock:
+            self._engines[spec] = engine
+        return engine
+
+    def _make_core(self, folder: ModelFolder, dtype: str, drafted: bool) -> Core:
+        options = self._options
+        return Core(
+            CoreOptions(
+                str(folder.path),
+                dtype,
+                options.max_sequences,
+                options.max_batch_tokens,
+                options.max_depth if drafted else 0,
+                options.kv_cache_bytes,
+                more=options.more,
+            )
+        )
+
+    def _keeping(self, spec: EngineSpec) -> Callable[[Knowledge], None] | None:
+        return None if self._store is None else partial(self._store.keep, self._about(spec))
+
+    def _about(self, spec: EngineSpec) -> str:
+        """What an engine's knowledge is about."""
+        name = self.serves().class_of(spec.key)
+        return f"{name}; {self._models.of(self.model).digest[:16]}"
+
+    def hint(self, request_id: str, position: int, token_ids: tuple[int, ...]) -> None:
+        for service in self._all():
+            service.hint(request_id, position, token_ids)
+
+    def cancel(self, job_id: str) -> None:
+        for service in self._all():
+            service.cancel(job_id)
+
+    # --- health --------------------------------------------------------------------------------
+    @property
+    def stats(self) -> list[EngineStats]:
+        return [service.stats for service in self._all()]
+
+    @property
+    def stepping_since(self) -> int | None:
+        begun = [s for service in self._all() if (s := service.stepping_since) is not None]
+        return min(begun, default=None)
+
+    def check(self) -> None:
+        """Raises `DeviceLostError` once an engine here has lost its device."""
+        for service in self._all():
+            service.check()
+
+    # --- ends ----------------------------------------------------------------------------------
+    def give_up(self, error: DeviceLostError) -> None:
+        with self._lock:
+            self._stopped = True
+        for service in self._all():
+            service.give_up(error)
+
+    def stop(self) -> None:
+        """Begin to close, without waiting."""
+        with self._lock:
+            self._stopped = True
+        for service in self._all():
+            service.stop()
+
+    def close(self) -> None:
+        """Stop after the current steps; open tickets fail with `RequestCancelledError`."""
+        self.stop()
+        for service in self._all():
+            service.close()
+        for engine in self._engines.values():
+            engine.close()
+
+    def _all(self) -> list[EngineService]:
+        with self._lock:
+            return list(self._services.values())
+
+
+def eos_ids_of(folder: ModelFolder) -> frozenset[int]:
+    """End tokens of the generation config, or of the model's."""
+    for name in ("generation_config.json", "config.json"):
+        path = folder.path / name
+        found = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+        if found is not None:
+            return frozenset([found] if isinstance(found, int) else found)
+    return frozenset()

