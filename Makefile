@@ -11,9 +11,9 @@ export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo docs docs-serve check test test-integrations test-long lint types format
+.PHONY: help demo docs docs-serve check test test-integrations test-vllm test-long lint types format
 .PHONY: bench-overhead bench-eta bench-savings bench-scale bench-drain bench-ledger bench-report
-.PHONY: bench-collapse bench-depth bench-engine bench-kernels bench-memory bench-gpu bench-exactness bench-acceptance clean distclean wheel
+.PHONY: bench-collapse bench-depth bench-engine bench-kernels bench-memory bench-gpu bench-vllm bench-exactness bench-acceptance clean distclean wheel
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +32,10 @@ test-integrations: $(VENV)/.dev ## Airflow, Dagster, a browser, the docs' comman
 	@tools/setup/ensure-servers integrations
 	@PYTHON=$(BIN)/python tools/setup/dag-venvs
 	@tools/setup/run-tests --tier integration $(ARGS)
+
+test-vllm: $(VENV)/.dev ## the vLLM engine on vLLM's build for processors, in an environment of its own of 3.5 GB
+	@PYTHON=$(BIN)/python tools/setup/vllm-venv
+	@$(VENV)-vllm/bin/python -m pytest -q -p no:cacheprovider -c /dev/null --rootdir tests/vllm --confcutdir tests/vllm/inside tests/vllm/inside/in_vllm.py $(ARGS)
 
 test-long: $(VENV)/.dev ## full grids and a thousand disturbed runs; hours
 	@tools/setup/ensure-servers integrations
@@ -97,6 +101,10 @@ bench-report: $(VENV)/.dev ## the report of a job of 100,000 rows: seconds to ma
 bench-gpu: $(VENV)/.dev ## on a GPU: tests, bits, rooflines of the kernels, tokens/s; takes ARGS
 	@$(BIN)/python -m specbatch.benchmarks.gpu $(ARGS)
 
+bench-vllm: $(VENV)/.dev ## our drafts on vLLM beside vLLM alone, in the environment of test-vllm; takes ARGS
+	@PYTHON=$(BIN)/python tools/setup/vllm-venv
+	@OMP_NUM_THREADS=2 $(VENV)-vllm/bin/python -m specbatch.benchmarks.vllm $(ARGS)
+
 wheel: $(BIN)/python ## a wheel with the C kernels inside, into ./dist; installing it needs no compiler
 	@rm -f dist/specbatch-*.whl
 	@$(PIP) wheel --no-deps --wheel-dir dist .
@@ -116,7 +124,7 @@ clean: ## remove caches, build leftovers and the demo's output
 	@find . -path "./$(VENV)*" -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 distclean: clean ## also remove .venv and those beside it
-	@rm -rf $(VENV) $(VENV)-airflow $(VENV)-dagster $(VENV)-light $(VENV)-*.lock
+	@rm -rf $(VENV) $(VENV)-airflow $(VENV)-dagster $(VENV)-light $(VENV)-vllm $(VENV)-*.lock
 
 $(BIN)/python:
 	@tools/setup/make-venv "$(PYTHON)" $(VENV)

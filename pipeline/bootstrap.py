@@ -36,7 +36,7 @@ from specbatch.schemas.messages import HintMessage
 from specbatch.schemas.notifications import load_targets
 from specbatch.schemas.presence import WorkerProcess
 from specbatch.schemas.records import DueWork, Stage
-from specbatch.schemas.settings import Settings
+from specbatch.schemas.settings import VLLM, Settings
 from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
 
 if TYPE_CHECKING:  # the light install has no torch, no pyarrow and no prometheus_client
@@ -259,7 +259,7 @@ def make_worker(
         if fake_models is not None:
             return fake_models.engines(folder, beside_it)
         on_wanted = refills.want if refills and model_index == 0 else None
-        if settings.engine == "vllm" and model_index == 0:
+        if settings.engine == VLLM and model_index == 0:
             from specbatch.pipeline.engines.vllm.host import VllmHost
 
             options = _vllm_options(settings, only_job)

@@ -24,7 +24,7 @@ from specbatch.pipeline.storage.objects import Objects, tidy
 from specbatch.schemas.errors import InputError, JobNotFoundError, ObjectError, UsageError
 from specbatch.schemas.extras import require_engine_extra
 from specbatch.schemas.notifications import FILE, load_targets
-from specbatch.schemas.settings import Settings
+from specbatch.schemas.settings import VLLM, Settings
 from specbatch.schemas.spec import InputSpec, JobSpec, beyond_context
 
 if TYPE_CHECKING:
@@ -63,10 +63,12 @@ def check_job(
     `key`'s.
     """
     require_engine_extra()
-    if settings.engine == "vllm":
+    if settings.engine == VLLM:
+        from specbatch.pipeline.engines.vllm.core import vllm_version
         from specbatch.pipeline.engines.vllm.parameters import check_given
 
         check_given(spec.engine)
+        vllm_version()
     from specbatch.pipeline.operations import preflight
 
     def is_mine(job_id: str) -> bool:

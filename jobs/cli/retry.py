@@ -15,7 +15,7 @@ from specbatch.pipeline.runtime.client import Client
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.fingerprint import Models, shown
 from specbatch.schemas.records import JobRow, JobState
-from specbatch.schemas.settings import Settings
+from specbatch.schemas.settings import VLLM, Settings
 from specbatch.schemas.spec import spec_of
 from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
 
@@ -44,6 +44,7 @@ def retry(
             help="accept the model's current files: those here, or those of the workers",
         ),
     ] = False,
+    engine: o.Engine = None,
     timeout: o.Timeout = None,
     json: o.Json = False,
 ) -> None:
@@ -54,6 +55,8 @@ def retry(
     """
     if timeout is not None and not local:
         raise UsageError("--timeout needs --local: without it nothing is waited for")
+    if engine is not None and not local:
+        raise UsageError("--engine needs --local: without it, workers have their own engines")
     settings = load_settings()
     with client(settings) as c:
         row = c.job(job)
@@ -74,8 +77,14 @@ def retry(
 
         row = c.job(row.job_id)
         if not row.state.is_final:
-            run_here(settings, spec_of(row), row, timeout)
+            here = o.with_engine(settings, engine or _engine_of(row))
+            run_here(here, spec_of(row), row, timeout)
         finish(c, row.job_id, json)
+
+
+def _engine_of(row: JobRow) -> str | None:
+    """The engine that a job's class needs; None: what is set."""
+    return VLLM if (row.numeric_class or "").startswith(f"{VLLM}/") else None
 
 
 def _accepted(settings: Settings, c: Client, row: JobRow, local: bool) -> Models:

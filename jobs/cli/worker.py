@@ -17,6 +17,7 @@ from specbatch.jobs.cli.second_process import KINDS as SECOND_KINDS
 from specbatch.jobs.cli.second_process import SecondProcess
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.masking import mask_url
+from specbatch.schemas.settings import VLLM
 from specbatch.schemas.spec import model_ref
 
 
@@ -48,7 +49,7 @@ def worker(
     proposers = proposers_of(kind, proposer or [])
     kinds = kinds_of(kind, verifier, proposers[0] if proposers else None)
     check_broker_url(settings)
-    if settings.engine == "vllm" and kind is Kind.VERIFY and proposers:
+    if settings.engine == VLLM and kind is Kind.VERIFY and proposers:
         raise UsageError(
             "engine vllm has no local draft model: leave --proposer out and start "
             "`specbatch worker propose` for it"

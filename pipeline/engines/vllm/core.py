@@ -110,15 +110,17 @@ class Core:
         for name, value in ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         from vllm import EngineArgs
+        from vllm.exceptions import VLLMValidationError
         from vllm.v1.engine.llm_engine import LLMEngine
 
         self.options = options
         try:
-            arguments = EngineArgs(**_arguments(options))
+            arguments = EngineArgs(**arguments_of(options))
             self._engine: Any = LLMEngine.from_engine_args(arguments)
         except (ValueError, TypeError, NotImplementedError) as error:
             raise ModelError(f"vLLM cannot serve model `{options.model}`: {error}") from error
         self._scheduler: Any = self._engine.engine_core.engine_core.scheduler
+        self._refusals = (ValueError, VLLMValidationError)
         self._numbers = count()
         self._names: dict[str, str] = {}  # by vLLM's outer id: ours
         self._inner: dict[str, tuple[str, str]] = {}  # by our id: vLLM's outer and inner id
@@ -130,7 +132,7 @@ class Core:
             inner = self._engine.add_request(
                 outer, {"prompt_token_ids": list(work.prompt_ids)}, _vllm_params(work)
             )
-        except ValueError as error:
+        except self._refusals as error:
             raise EngineError(f"vLLM refuses the request: {error}") from error
         self._names[outer] = work.request_id
         self._inner[work.request_id] = (outer, inner)
@@ -194,7 +196,7 @@ class Core:
         self._engine.engine_core.shutdown()
 
 
-def _arguments(options: CoreOptions) -> dict[str, Any]:
+def arguments_of(options: CoreOptions) -> dict[str, Any]:
     """Of `EngineArgs`. Each sequence's drafts always fit a step, beside some prompt."""
     rows = options.max_sequences * (1 + options.max_depth)
     arguments: dict[str, Any] = {

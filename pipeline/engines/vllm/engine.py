@@ -154,8 +154,8 @@ class VllmEngine:
     # --- a step --------------------------------------------------------------------------------
     def step(self) -> list[Completion]:
         """One pass of the core over all that runs; returns what finished."""
+        self._admit()  # it may load a model, which is no step
         begun = now()
-        self._admit()
         if not self._running or self._core is None:
             return self._take_refused()
         drafting = [s for s in self._running.values() if s.num_output and s.pending == 1]
@@ -169,8 +169,10 @@ class VllmEngine:
         except Exception:
             self.close()  # the next engine needs its memory
             raise
+        passed = now() - passing
+        self.stats.forward_sec += passed / TICKS_PER_SEC
         step = self._mirrored(emitted, drafts, plan, begun)
-        step.pass_ticks = now() - passing
+        step.pass_ticks = passed
         for event, sequence, draft in zip(emitted, step.deciding, step.drafts, strict=True):
             before = len(sequence.tokens)
             self._accept(event, sequence, draft)

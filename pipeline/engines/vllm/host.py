@@ -1,4 +1,4 @@
-"""The vLLM engines of one worker process: one per dtype that its jobs ask for."""
+"""The vLLM engine of one worker process. vLLM's state is the process's, so there is one."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from specbatch.schemas.errors import (
     DeviceLostError,
     ModelError,
     RequestCancelledError,
+    UsageError,
 )
 from specbatch.schemas.numeric_class import DTYPES, Serves, engine_key
 from specbatch.schemas.spec import EngineSpec, SpeculationSpec
@@ -64,8 +65,17 @@ class HostOptions:
     only_job: str | None = None  # no other job is served
 
 
+@dataclass(slots=True)
+class _Running:
+    """The one engine of the process, once a job asked for it."""
+
+    dtype: str
+    service: EngineService
+    engine: VllmEngine | None = None  # the service's, to be closed with it
+
+
 class VllmHost:
-    """Makes engines when first needed and keeps them. Thread-safe."""
+    """Makes its engine when first needed and keeps it. Thread-safe."""
 
     draft_model: ModelFolder | None = None  # drafts come from propose workers, history, n-grams
 
@@ -84,8 +94,7 @@ class VllmHost:
         self._gate = gate
         self._store = knowledge_store
         self._on_wanted = on_wanted
-        self._services: dict[EngineSpec, EngineService] = {}
-        self._engines: dict[EngineSpec, VllmEngine] = {}
+        self._running: _Running | None = None
         self._stopped = False
         self._lock = threading.Lock()
         self._naming = threading.Lock()
@@ -99,13 +108,14 @@ class VllmHost:
         """`exactness: fast` with the model's own weights. Bits depend on the batch in vLLM."""
         classes: dict[str, str] = {}
         facts: dict[str, Mapping[str, str]] = {}
+        running = self._running
         for asked in ("auto", *DTYPES.values()):
             dtype = self._dtype(asked)
-            of_class = self._facts(dtype)
-            digest = hashlib.sha256(json.dumps(of_class, sort_keys=True).encode()).hexdigest()
-            name = f"vllm/{_SHORT[dtype]}/{digest[:8]}"
-            classes[engine_key(asked, "fast", "as-is")] = name
+            if running is not None and running.dtype != dtype:
+                continue  # vLLM has one engine in a process
+            name, of_class = self._class_of(dtype)
             facts[name] = of_class
+            classes[engine_key(asked, "fast", "as-is")] = name
         served = Serves.of(self.model.ref, classes, facts)
         served = replace(served, only_job=self._options.only_job)
         with self._naming:
@@ -115,6 +125,11 @@ class VllmHost:
                 log.warning("taking no jobs that pin a fingerprint: %s", error)
                 return served
             return replace(served, fingerprint=self._models.of(self.model))
+
+    def _class_of(self, dtype: str) -> tuple[str, Mapping[str, str]]:
+        facts = self._facts(dtype)
+        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+        return f"vllm/{_SHORT[dtype]}/{digest[:8]}", facts
 
     def _dtype(self, asked: str) -> str:
         where = torch.device(self._options.device.partition(":")[0])
@@ -150,37 +165,44 @@ class VllmHost:
         is ending.
         """
         check_given(spec)
+        dtype = self._dtype(spec.dtype)
         with self._lock:
             if self._stopped:
                 raise RequestCancelledError("the engines were closed")
-            if spec not in self._services:
-                self._services[spec] = EngineService(
-                    partial(self._make_engine, spec),
-                    self._gate,
-                    name=f"vllm-{spec.dtype}",
-                    keep=self._keeping(spec),
-                    on_wanted=self._on_wanted,
+            if self._running is None:
+                self._running = _Running(
+                    dtype,
+                    EngineService(
+                        partial(self._make_engine, dtype),
+                        self._gate,
+                        name=f"vllm-{dtype}",
+                        keep=self._keeping(dtype),
+                        on_wanted=self._on_wanted,
+                    ),
                 )
-            return self._services[spec]
+            if self._running.dtype != dtype:
+                raise UsageError(
+                    f"this worker's vLLM computes in {self._running.dtype}: start another worker "
+                    f"for jobs in {dtype}"
+                )
+            return self._running.service
 
-    def _make_engine(self, spec: EngineSpec) -> VllmEngine:
+    def _make_engine(self, dtype: str) -> VllmEngine:
         """A new engine for the calling thread; loads the model and probes it."""
-        with self._lock:
-            broken = self._engines.pop(spec, None)
+        assert self._running is not None
+        broken, self._running.engine = self._running.engine, None
         if broken is not None:
             broken.close()
         with self._naming:
             self._models.check_changed()
-        dtype, folder = self._dtype(spec.dtype), self.model
+        folder, depth = self.model, self._options.max_depth
         make = partial(self._make_core, folder, dtype)
         snapshot, core = unchanged(folder.ref, folder.path, partial(make, True))
         with self._naming:
             self._models.note(folder, snapshot)
-        verdict = NO_SPECULATION
-        if self._options.max_depth:
-            verdict = probe(core, folder.vocab_size, dtype, self._options.max_depth)
-        knowledge = (self._store and self._store.load(self._about(spec))) or Knowledge()
-        engine = VllmEngine(
+        verdict = probe(core, folder.vocab_size, dtype, depth) if depth else NO_SPECULATION
+        knowledge = (self._store and self._store.load(self._about(dtype))) or Knowledge()
+        self._running.engine = VllmEngine(
             make,
             verdict,
             folder.vocab_size,
@@ -189,9 +211,7 @@ class VllmHost:
             knowledge,
             core,
         )
-        with self._lock:
-            self._engines[spec] = engine
-        return engine
+        return self._running.engine
 
     def _make_core(self, folder: ModelFolder, dtype: str, drafted: bool) -> Core:
         options = self._options
@@ -207,12 +227,12 @@ class VllmHost:
             )
         )
 
-    def _keeping(self, spec: EngineSpec) -> Callable[[Knowledge], None] | None:
-        return None if self._store is None else partial(self._store.keep, self._about(spec))
+    def _keeping(self, dtype: str) -> Callable[[Knowledge], None] | None:
+        return None if self._store is None else partial(self._store.keep, self._about(dtype))
 
-    def _about(self, spec: EngineSpec) -> str:
+    def _about(self, dtype: str) -> str:
         """What an engine's knowledge is about."""
-        name = self.serves().class_of(spec.key)
+        name, _ = self._class_of(dtype)
         return f"{name}; {self._models.of(self.model).digest[:16]}"
 
     def hint(self, request_id: str, position: int, token_ids: tuple[int, ...]) -> None:
@@ -257,12 +277,13 @@ class VllmHost:
         self.stop()
         for service in self._all():
             service.close()
-        for engine in self._engines.values():
-            engine.close()
+        running = self._running
+        if running is not None and running.engine is not None:
+            running.engine.close()
 
     def _all(self) -> list[EngineService]:
-        with self._lock:
-            return list(self._services.values())
+        running = self._running
+        return [] if running is None else [running.service]
 
 
 def eos_ids_of(folder: ModelFolder) -> frozenset[int]:

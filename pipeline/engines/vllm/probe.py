@@ -71,9 +71,11 @@ def probe(core: Steps, vocab_size: int, dtype: str, max_depth: int, seed: int = 
         for depth in sorted({1, min(4, max_depth), max_depth}):
             for right in (True, False):
                 found = trial.run(params, truth, depth, right)
+                kind = "right" if right else "wrong"
                 if fault := trial.difference(truth, found):
-                    kind = "right" if right else "wrong"
                     faults.append(f"{kind} drafts of {depth} changed outputs{under}: {fault}")
+                elif right and trial.steps >= NEW_TOKENS:
+                    faults.append(f"right drafts of {depth} were never accepted{under}")
     truth = trial.run(plain)
     for depth in (0, min(4, max_depth)):
         found = trial.run(plain, truth, depth, company=True)
@@ -100,6 +102,7 @@ class _Trial:
         self._near_tie = near_tie
         self._random = random.Random(seed)
         self._runs = 0
+        self.steps = 0  # of the last run
         self._prompts = [
             [self._random.randrange(vocab_size) for _ in range(PROMPT_TOKENS)]
             for _ in range(PROMPTS)
@@ -114,7 +117,7 @@ class _Trial:
         company: bool = False,
     ) -> list[_Output]:
         """Greedy outputs, drafted from `truth` where a depth is given; beside sampled requests."""
-        self._runs += 1
+        self._runs, self.steps = self._runs + 1, 0
         names = {f"probe-{self._runs}-{i}": i for i in range(PROMPTS)}
         outputs = [_Output() for _ in names]
         for name, i in names.items():
@@ -123,6 +126,7 @@ class _Trial:
         while any(self._core.computed(name) is not None for name in names):
             if depth:
                 self._core.draft(self._drafts(names, outputs, truth, depth, right))
+            self.steps += 1
             for event in self._core.step():
                 if event.request_id in names:
                     output = outputs[names[event.request_id]]

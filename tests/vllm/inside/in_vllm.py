@@ -1,0 +1,302 @@
+"""The vLLM engine on vLLM itself: `make test-vllm` runs this in `.venv-vllm`.
+
+vLLM's state is the process's, so cores are made one after the other, and jobs in processes of their
+own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, replace
+from pathlib import Path
+
+import pyarrow.dataset
+import pytest
+
+from specbatch.jobs.demo import __file__ as demo
+from specbatch.pipeline.engines.contract import Cohort, Completion, Request
+from specbatch.pipeline.engines.models.model_folder import inspect_folder
+from specbatch.pipeline.engines.vllm.core import Core, CoreOptions, Work
+from specbatch.pipeline.engines.vllm.engine import VllmEngine
+from specbatch.pipeline.engines.vllm.probe import Verdict, probe
+from specbatch.schemas.records import FinishReason, Origin, SamplingParams
+from specbatch.schemas.speculation import PRE_GENERATED
+
+DEMO = Path(demo).parent
+MODEL = DEMO / "models" / "verifier"
+BIN = Path(sys.executable).parent
+MORE = {"enforce_eager": True, "max_model_len": 512}
+KV_BYTES = 1 << 29
+SEQUENCES = 16
+DEPTH = 8
+TOKENS = 40
+MODEL_FOLDER = inspect_folder("demo", MODEL)
+GREEDY = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
+
+
+def make_core(drafted: bool) -> Core:
+    depth = DEPTH if drafted else 0
+    return Core(CoreOptions(str(MODEL), "float32", SEQUENCES, 512, depth, KV_BYTES, more=MORE))
+
+
+@pytest.fixture(scope="module")
+def verdict(truth: list[tuple[int, ...]]) -> Verdict:  # noqa: ARG001 - its core is closed first
+    core = make_core(True)
+    try:
+        return probe(core, MODEL_FOLDER.vocab_size, "float32", DEPTH)
+    finally:
+        core.close()
+
+
+@pytest.fixture
+def engine(verdict: Verdict) -> Iterator[VllmEngine]:
+    made = VllmEngine(
+        make_core, verdict, MODEL_FOLDER.vocab_size, frozenset({2}), SEQUENCES, core=None
+    )
+    yield made
+    made.close()
+
+
+def prompts(count: int = 8) -> list[tuple[int, ...]]:
+    pick = random.Random(1)
+    return [tuple(pick.randrange(10, 2000) for _ in range(30)) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def truth() -> list[tuple[int, ...]]:
+    """What `vllm.LLM.generate` gives without speculation, in a process of its own."""
+    code = (
+        "import json, sys\n"
+        "from vllm import LLM, SamplingParams\n"
+        "given = json.load(sys.stdin)\n"
+        "llm = LLM(**given['arguments'])\n"
+        "params = SamplingParams(max_tokens=given['tokens'], ignore_eos=True, temperature=0.0,\n"
+        "    detokenize=False)\n"
+        "outputs = llm.generate([{'prompt_token_ids': p} for p in given['prompts']], params,\n"
+        "    use_tqdm=False)\n"
+        "print('RESULT', json.dumps([list(o.outputs[0].token_ids) for o in outputs]))\n"
+    )
+    arguments = {
+        "model": str(MODEL),
+        "dtype": "float32",
+        "skip_tokenizer_init": True,
+        "kv_cache_memory_bytes": KV_BYTES,
+        **MORE,
+    }
+    given = {"arguments": arguments, "tokens": TOKENS, "prompts": prompts()}
+    environment = os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=json.dumps(given),
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    assert lines, done.stderr
+    return [tuple(tokens) for tokens in json.loads(lines[0].removeprefix("RESULT "))]
+
+
+def requests(drafts: Sequence[tuple[int, ...]] = (), **changes: object) -> list[Request]:
+    made = [
+        Request(f"r{i}", prompt, GREEDY, seed=i, route=Cohort("job"))
+        for i, prompt in enumerate(prompts())
+    ]
+    if drafts:
+        made = [replace(r, draft_ids=d) for r, d in zip(made, drafts, strict=True)]
+    return [replace(r, **changes) for r in made]  # type: ignore[arg-type]
+
+
+def complete(engine: VllmEngine, given: Sequence[Request]) -> Mapping[str, Completion]:
+    for request in given:
+        engine.add(request)
+    done: dict[str, Completion] = {}
+    while not engine.idle:
+        done |= {completion.request_id: completion for completion in engine.step()}
+    return done
+
+
+def tokens(done: Mapping[str, Completion]) -> list[tuple[int, ...]]:
+    return [done[f"r{i}"].token_ids for i in range(len(prompts()))]
+
+
+def test_the_probe_finds_the_fault_of_this_version(verdict: Verdict) -> None:
+    assert verdict.drafts
+    assert not verdict.mixed
+    assert "greedy and sampled requests run apart" in verdict.in_words
+
+
+def test_outputs_are_those_of_vllm_alone(engine: VllmEngine, truth: list[tuple[int, ...]]) -> None:
+    assert tokens(complete(engine, requests(depth=0))) == truth
+    assert tokens(complete(engine, requests())) == truth
+    assert tokens(complete(engine, requests(truth, depth=4))) == truth
+    wrong = [tuple((t + 1) % 2000 for t in of) for of in truth]
+    assert tokens(complete(engine, requests(wrong, depth=8))) == truth
+
+
+def test_recorded_outputs_are_accepted_and_accounted_for(
+    engine: VllmEngine, truth: list[tuple[int, ...]]
+) -> None:
+    done = complete(engine, requests(truth, depth=DEPTH, sources=frozenset({PRE_GENERATED})))
+    for completion in done.values():
+        assert completion.proposed == completion.accepted
+        assert completion.accepted >= 0.8 * TOKENS
+        counted = Counter(completion.origins)
+        assert counted[Origin.ACCEPTED] == completion.accepted
+        assert counted[Origin.PLAIN] + counted[Origin.BONUS] == TOKENS - completion.accepted
+        assert len(completion.logprobs) == TOKENS
+        assert max(completion.logprobs) <= 1e-6
+        assert completion.provenance.sources == (PRE_GENERATED,)
+    assert sum(sum(astuple(c.ticks)) for c in done.values()) == sum(engine.stats.time)
+
+
+def test_prompts_that_are_alike_have_their_own_drafts(
+    engine: VllmEngine, truth: list[tuple[int, ...]]
+) -> None:
+    same = [replace(r, prompt_ids=prompts()[0]) for r in requests()]
+    right = {0: truth[0], 1: truth[1]}  # the second's draft is another prompt's
+    only = frozenset({PRE_GENERATED})
+    given = [
+        replace(r, draft_ids=right.get(i, ()), depth=4, sources=only) for i, r in enumerate(same)
+    ]
+    done = complete(engine, given)
+    assert {c.token_ids for c in done.values()} == {truth[0]}
+    assert done["r0"].accepted == done["r0"].proposed > 0
+    assert done["r1"].accepted < done["r1"].proposed
+
+
+def test_greedy_requests_beside_sampled_ones_are_right(
+    engine: VllmEngine, truth: list[tuple[int, ...]]
+) -> None:
+    sampled = replace(GREEDY, temperature=0.8)
+    others = [replace(r, request_id=f"s{i}", params=sampled) for i, r in enumerate(requests())]
+    mixed = [r for pair in zip(requests(truth, depth=4), others, strict=True) for r in pair]
+    done = complete(engine, mixed)
+    assert tokens(done) == truth
+    assert len({done[f"s{i}"].token_ids for i in range(len(others))}) > 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"repetition_penalty": 1.3},
+        {"presence_penalty": 0.7},
+        {"frequency_penalty": 0.7},
+        {"min_p": 0.1},
+        {"logit_bias": ((50, 5.0),)},
+        {"min_tokens": 20, "ignore_eos": False},
+        {"top_logprobs": 3},
+    ],
+)
+def test_parameters_mean_the_same_with_drafts(
+    engine: VllmEngine, changes: dict[str, object], truth: list[tuple[int, ...]]
+) -> None:
+    params = replace(GREEDY, **changes)  # type: ignore[arg-type]
+    plain = complete(engine, requests(params=params, depth=0))
+    drafted = complete(engine, requests(truth, params=params, depth=4))
+    assert tokens(drafted) == tokens(plain)
+    assert not [c.error for c in drafted.values() if c.error]
+    if "top_logprobs" in changes:
+        assert {len(ids) for ids, _ in drafted["r0"].top_logprobs or ()} <= {3, 4}
+
+
+def test_what_vllm_cannot_give_is_refused_and_the_rest_goes_on(
+    engine: VllmEngine, truth: list[tuple[int, ...]]
+) -> None:
+    given = requests(truth)
+    given[3] = replace(given[3], params=replace(GREEDY, bad_token_ids=(5,)))
+    given[4] = replace(given[4], prompt_ids=(7,) * 600)
+    done = complete(engine, given)
+    assert "bad_token_ids" in (done["r3"].error or "")
+    assert "does not fit the context of 512" in (done["r4"].error or "")
+    assert [done[f"r{i}"].token_ids for i in (0, 1, 2, 5, 6, 7)] == [
+        truth[i] for i in (0, 1, 2, 5, 6, 7)
+    ]
+
+
+def test_a_cancelled_request_leaves_the_core(
+    engine: VllmEngine, truth: list[tuple[int, ...]]
+) -> None:
+    for request in requests(truth):
+        engine.add(request)
+    engine.step()
+    dropped = engine.cancel(lambda r: r.request_id in ("r1", "r2"))
+    assert [c.finish_reason for c in dropped] == [FinishReason.CANCELLED] * 2
+    done: dict[str, Completion] = {}
+    while not engine.idle:
+        done |= {c.request_id: c for c in engine.step()}
+    assert sorted(done) == ["r0", "r3", "r4", "r5", "r6", "r7"]
+    assert done["r3"].token_ids == truth[3]
+
+
+def test_a_request_that_vllm_refuses_does_not_end_the_core(engine: VllmEngine) -> None:
+    core = make_core(True)
+    with pytest.raises(Exception, match="vLLM refuses the request"):
+        core.add(Work("x", (5, 6), replace(GREEDY, top_logprobs=50), (), 4, 0))
+    core.close()
+    assert len(complete(engine, requests())) == len(prompts())
+
+
+# --- whole jobs ----------------------------------------------------------------------------------
+@pytest.fixture
+def job(tmp_path: Path) -> list[str]:
+    """A command for the demo's prompts; its last word is the output."""
+    return [
+        *(str(BIN / "submit-job"), "--local", "--engine", "vllm", "--exactness", "fast"),
+        *("--input", str(DEMO / "prompts.parquet"), "--prompt-column", "prompt"),
+        *("--verifier", str(MODEL), "--dtype", "float32", "--max-tokens", "64"),
+        *("--idempotency-key", "one", "--output", str(tmp_path / "out")),
+    ]
+
+
+def environment(tmp_path: Path) -> dict[str, str]:
+    return os.environ | {
+        "SPECBATCH_WORKSPACE": str(tmp_path / "workspace"),
+        "SPECBATCH_VLLM_OPTIONS": json.dumps(MORE),
+        "SPECBATCH_KV_CACHE_MIB": "512",
+    }
+
+
+def run(command: Sequence[str], tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, env=environment(tmp_path), capture_output=True, text=True, check=False
+    )
+
+
+def test_a_job_killed_in_mid_step_resumes_and_loses_nothing(job: list[str], tmp_path: Path) -> None:
+    with subprocess.Popen(
+        job, env=environment(tmp_path), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    ) as killed:
+        assert killed.stderr is not None
+        for line in killed.stderr:
+            if "tokens per second" in line:
+                killed.send_signal(signal.SIGKILL)
+                break
+    assert killed.returncode == -signal.SIGKILL
+    begun = time.monotonic()
+    done = run(job, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - begun < 300
+    rows = pyarrow.dataset.dataset(tmp_path / "out" / "data").to_table()
+    assert rows.num_rows == len(set(rows["id"].to_pylist())) == 256
+    assert {name.split("/")[0] for name in rows["numeric_class"].to_pylist()} == {"vllm"}
+    audit = run([str(BIN / "specbatch"), "audit", "latest"], tmp_path)
+    assert audit.returncode == 0, audit.stdout + audit.stderr
+    assert "256 completions: intact" in audit.stdout
+
+
+def test_a_bitwise_job_is_refused_before_it_begins(job: list[str], tmp_path: Path) -> None:
+    job[job.index("fast")] = "bitwise"
+    done = run(job, tmp_path)
+    assert done.returncode == 2
+    assert "engine vllm cannot give `exactness: bitwise`" in done.stderr
+    assert "no jobs" in run([str(BIN / "specbatch"), "jobs"], tmp_path).stdout.lower()
