@@ -24,7 +24,7 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
                 "acceptance-falls",
                 "stop-and-go-on",
             ),
-            *("audit", "exports", "privacy", "security", "gpu", "benchmark", "chaos"),
+            *("audit", "exports", "privacy", "security", "gpu", "engines", "benchmark", "chaos"),
         ),
     ),
     (
