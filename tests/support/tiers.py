@@ -43,6 +43,7 @@ FOLDERS = {
     "schedules": "unit",
     "schemas": "unit",
     "support": "pipeline",
+    "vllm_engine": "unit",
     "workers": "unit",
 }
 NEEDS = {  # fixtures, and a parameter

@@ -138,7 +138,10 @@ class Core:
         self._inner[work.request_id] = (outer, inner)
 
     def draft(self, drafts: Mapping[str, list[int]]) -> None:
-        """Draft tokens of requests for the next step. Requests without are not drafted for."""
+        """Draft tokens of requests for the next step. Requests without are not drafted for.
+
+        An empty draft takes back one that the core had no room for.
+        """
         from vllm.v1.outputs import DraftTokenIds
 
         ids = [(self._inner[name][1], tokens) for name, tokens in drafts.items()]
@@ -160,11 +163,8 @@ class Core:
         (sample,) = output.outputs
         name = self._names[output.request_id]
         tokens = list(sample.token_ids)
-        logprobs, tops = [], []
-        for token, of in zip(tokens, sample.logprobs, strict=True):
-            logprobs.append(of[token].logprob)
-            ranked = sorted((lp.rank, other, lp.logprob) for other, lp in of.items())
-            tops.append((tuple(o for _, o, _ in ranked), tuple(value for _, _, value in ranked)))
+        logprobs = [of[token].logprob for token, of in zip(tokens, sample.logprobs, strict=True)]
+        tops = [_top(of) for of in sample.logprobs] if len(sample.logprobs[0]) > 1 else []
         if output.finished:
             self._forget(name)
         return Emitted(name, tokens, logprobs, tops, output.finished)
@@ -194,6 +194,12 @@ class Core:
     def close(self) -> None:
         """Give the device's memory back."""
         self._engine.engine_core.shutdown()
+
+
+def _top(found: Mapping[int, Any]) -> TopLogprobs:
+    """Tokens and their log-probabilities, the likeliest first."""
+    ranked = sorted((of.rank, token, of.logprob) for token, of in found.items())
+    return tuple(token for _, token, _ in ranked), tuple(value for _, _, value in ranked)
 
 
 def arguments_of(options: CoreOptions) -> dict[str, Any]:

@@ -81,7 +81,8 @@ class VllmEngine:
         self._refused: list[Completion] = []
         self._kind: Kind | None = None  # of those that run, or ran last
         self._core = core
-        self._overtaken = 0  # by how many the first that waits was passed
+        self._given = False  # drafts, in the last step
+        self._overtaken = 0  # how many passed one that waits, since it could run
 
     # --- what callers do -----------------------------------------------------------------------
     def add(self, request: Request) -> None:
@@ -161,8 +162,10 @@ class VllmEngine:
         drafting = [s for s in self._running.values() if s.num_output and s.pending == 1]
         plan = self._speculator.propose(drafting, self._room_for_draft)
         drafts = dict(zip(drafting, plan.drafts, strict=True))
-        if self._core.options.max_depth:
+        given = any(map(len, plan.drafts))
+        if given or self._given:  # what was not scheduled is taken back
             self._core.draft({s.request.request_id: d.token_ids for s, d in drafts.items()})
+        self._given = given
         passing = now()
         try:
             emitted = self._core.step()
@@ -224,7 +227,7 @@ class VllmEngine:
             return
         if agreed == len(tokens):
             tokens, logprobs = [*tokens, -1], [*logprobs, 0.0]  # never reached
-        tops = [*event.tops, ((), ())]
+        tops = [*event.tops, ((), ())] if event.tops else ()
         sequence.accept(draft.token_ids, tokens, logprobs, tops, draft.proposer)
         sequence.kv.length = len(sequence.tokens) - 1
         self._speculator.on_verified(sequence, draft, agreed)
@@ -248,23 +251,25 @@ class VllmEngine:
             self._start(sequence)
 
     def _admissible(self) -> Iterator[Sequence]:
-        room = self._max_sequences - len(self._running)
+        room, passed = self._max_sequences - len(self._running), False
         for sequence in list(self._waiting):
             if not room:
                 return
-            if self._kind_of(sequence) == self._kind:
-                room -= 1
-                yield sequence
+            if self._kind_of(sequence) != self._kind:
+                passed = True
                 continue
-            self._overtaken += 1
-            if self._overtaken > PASSED_OVER * self._max_sequences:
-                return  # those that run end, then it is its turn
+            if passed:
+                if self._overtaken >= PASSED_OVER * self._max_sequences:
+                    return  # those that run end, then it is its turn
+                self._overtaken += 1
+            room -= 1
+            yield sequence
 
     def _kind_of(self, sequence: Sequence) -> Kind:
-        request = sequence.request
-        wants = request.depth != 0 and not request.shadow
-        drafted = self._verdict.drafts and wants and not needs_no_speculation(request.params)
-        greedy = None if self._verdict.mixed or not drafted else request.params.temperature == 0
+        """Who never drafts stays in a core that does: changing it would load the model again."""
+        params = sequence.request.params
+        drafted = self._verdict.drafts and not needs_no_speculation(params)
+        greedy = None if self._verdict.mixed or not drafted else params.temperature == 0
         return Kind(drafted, greedy)
 
     def _change_core(self, drafted: bool) -> None:

@@ -113,7 +113,7 @@ def requests(drafts: Sequence[tuple[int, ...]] = (), **changes: object) -> list[
     ]
     if drafts:
         made = [replace(r, draft_ids=d) for r, d in zip(made, drafts, strict=True)]
-    return [replace(r, **changes) for r in made]  # type: ignore[arg-type]
+    return [replace(r, **changes) for r in made]  # type: ignore[arg-type]  # fields by name
 
 
 def complete(engine: VllmEngine, given: Sequence[Request]) -> Mapping[str, Completion]:
@@ -200,7 +200,7 @@ def test_greedy_requests_beside_sampled_ones_are_right(
 def test_parameters_mean_the_same_with_drafts(
     engine: VllmEngine, changes: dict[str, object], truth: list[tuple[int, ...]]
 ) -> None:
-    params = replace(GREEDY, **changes)  # type: ignore[arg-type]
+    params = replace(GREEDY, **changes)  # type: ignore[arg-type]  # fields by name
     plain = complete(engine, requests(params=params, depth=0))
     drafted = complete(engine, requests(truth, params=params, depth=4))
     assert tokens(drafted) == tokens(plain)

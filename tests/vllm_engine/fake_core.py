@@ -1,0 +1,125 @@
+"""A core without a model, which agrees with drafts as vLLM's does. Its tokens are known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from specbatch.pipeline.engines.vllm.core import CoreOptions, Emitted, Work
+from specbatch.schemas.errors import EngineError
+
+VOCABULARY = 500
+CONTEXT = 200
+LOGPROB = -0.5
+
+
+def token_at(prompt: tuple[int, ...], position: int) -> int:
+    """The output token of a prompt at a position; 0 to 9 are never chosen."""
+    text = repr((prompt, position)).encode()
+    return 10 + int.from_bytes(blake2b(text, digest_size=4).digest()) % (VOCABULARY - 10)
+
+
+def output_of(prompt: tuple[int, ...], tokens: int) -> tuple[int, ...]:
+    return tuple(token_at(prompt, position) for position in range(tokens))
+
+
+@dataclass
+class Running:
+    work: Work
+    prompt: tuple[int, ...]  # without what was decided before
+    done: int = 0  # output tokens
+    computed: int = 0
+    draft: list[int] = field(default_factory=list)
+
+
+class FakeCore:
+    """`chunk`: prompt tokens of a step. `faulty`: what makes greedy outputs wrong, if anything:
+    `mixed` (a sampled request in the batch) or `drafts`. `deaf`: drafts are never accepted."""
+
+    def __init__(
+        self, drafted: bool = True, sequences: int = 4, chunk: int = 8, faulty: str = ""
+    ) -> None:
+        self.options = CoreOptions("fake", "float32", sequences, 64, 4 if drafted else 0)
+        self.context_tokens = CONTEXT
+        self.batches: list[list[Work]] = []
+        self.steps = 0
+        self.closed = False
+        self.preempt: Mapping[int, str] = {}  # by step: who loses its KV then
+        self.raises: Mapping[int, Exception] = {}
+        self.nan: set[str] = set()  # requests whose log-probabilities are NaN
+        self.deaf = False
+        self._chunk = chunk
+        self._faulty = faulty
+        self._running: dict[str, Running] = {}
+
+    def add(self, work: Work) -> None:
+        assert not self.closed
+        if work.params.top_logprobs > 5:
+            raise EngineError("vLLM refuses the request: too many log-probabilities")
+        self._running[work.request_id] = Running(work, tuple(work.prompt_ids))
+
+    def draft(self, drafts: Mapping[str, list[int]]) -> None:
+        for name, tokens in drafts.items():
+            assert len(tokens) <= self.options.max_depth
+            self._running[name].draft = list(tokens)
+
+    def step(self) -> list[Emitted]:
+        assert not self.closed
+        self.steps += 1
+        if error := self.raises.get(self.steps):
+            raise error
+        self.batches.append([running.work for running in self._running.values()])
+        victim = self.preempt.get(self.steps)
+        emitted = []
+        for name, running in list(self._running.items()):
+            draft, running.draft = running.draft, []
+            if name == victim:
+                running.computed = 0
+                continue
+            whole = len(running.work.prompt_ids) + running.done
+            if running.computed < whole - 1 - self._chunk:
+                running.computed += self._chunk
+                continue
+            emitted.append(self._decide(name, running, [] if self.deaf else draft))
+        return emitted
+
+    def _decide(self, name: str, running: Running, draft: list[int]) -> Emitted:
+        work, tokens, finished = running.work, [], False
+        for place in range(len(draft) + 1):
+            token = self._token(running, bool(draft))
+            tokens.append(token)
+            running.done += 1
+            finished = token in work.stop_ids and running.done > work.params.min_tokens
+            finished = finished or running.done == work.max_tokens
+            if finished or place == len(draft) or draft[place] != token:
+                break
+        running.computed = len(work.prompt_ids) + running.done - 1
+        if finished:
+            del self._running[name]
+        value = float("nan") if name in self.nan else LOGPROB
+        tops = (
+            [((token, 1), (LOGPROB, -9.0)) for token in tokens] if work.params.top_logprobs else []
+        )
+        return Emitted(name, tokens, [value] * len(tokens), tops, finished)
+
+    def _token(self, running: Running, drafted: bool) -> int:
+        work = running.work
+        token = token_at(running.prompt, running.done)
+        if running.done < work.params.min_tokens:
+            while token in work.stop_ids:
+                token = 10 + (token + 1) % (VOCABULARY - 10)
+        sampled = any(other.work.params.temperature for other in self._running.values())
+        wrong = {"mixed": sampled, "drafts": drafted}.get(self._faulty, False)
+        return 3 if wrong and not work.params.temperature else token
+
+    def drop(self, request_ids: Iterable[str]) -> None:
+        for name in request_ids:
+            self._running.pop(name, None)
+
+    def computed(self, request_id: str) -> int | None:
+        running = self._running.get(request_id)
+        return None if running is None else running.computed
+
+    def close(self) -> None:
+        self.closed = True

@@ -1,0 +1,282 @@
+"""The vLLM engine on a core without a model: outputs, accounts, and who shares a batch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+from vllm_engine.fake_core import CONTEXT, VOCABULARY, FakeCore, output_of
+
+from specbatch.pipeline.engines.contract import Completion, Request
+from specbatch.pipeline.engines.exact.service import EngineService
+from specbatch.pipeline.engines.vllm.engine import PASSED_OVER, VllmEngine
+from specbatch.pipeline.engines.vllm.probe import Verdict
+from specbatch.schemas.errors import EngineError
+from specbatch.schemas.provenance import NO_TICKS, Ticks
+from specbatch.schemas.records import FinishReason, Origin, SamplingParams
+from specbatch.schemas.speculation import PRE_GENERATED
+
+TOKENS = 24
+GREEDY = SamplingParams(max_tokens=TOKENS)
+SAMPLED = replace(GREEDY, temperature=0.7)
+SOUND, APART, OFF = Verdict(True, True), Verdict(True, False), Verdict(False, False)
+BLOCK = frozenset({PRE_GENERATED})
+
+
+class Made:
+    """An engine, and every core that it made."""
+
+    def __init__(self, verdict: Verdict = SOUND, **of_core: object) -> None:
+        self.cores: list[FakeCore] = []
+
+        def make(drafted: bool) -> FakeCore:
+            self.cores.append(FakeCore(drafted, **of_core))  # type: ignore[arg-type]  # options by name
+            return self.cores[-1]
+
+        self.engine = VllmEngine(make, verdict, VOCABULARY, frozenset({2}), 4)  # type: ignore[arg-type]  # a core without vLLM
+
+    def run(self, requests: Sequence[Request]) -> dict[str, Completion]:
+        for request in requests:
+            self.engine.add(request)
+        return self.finish()
+
+    def finish(self, dropped: Sequence[Completion] = ()) -> dict[str, Completion]:
+        done: dict[str, Completion] = {}
+        while not self.engine.idle:
+            done |= {c.request_id: c for c in self.engine.step()}
+            spent = [Ticks(*s.time) for s in self.engine.unfinished]
+            spent += [c.ticks for c in (*done.values(), *dropped)]
+            assert sum(spent, start=NO_TICKS) == self.engine.stats.ticks
+        return done
+
+
+def prompt_of(number: int, tokens: int = 12) -> tuple[int, ...]:
+    pick = random.Random(number)
+    return tuple(pick.randrange(10, VOCABULARY) for _ in range(tokens))
+
+
+def right(number: int) -> tuple[int, ...]:
+    return output_of(prompt_of(number), TOKENS)
+
+
+def request(number: int, params: SamplingParams = GREEDY, **more: object) -> Request:
+    made = Request(f"r{number}", prompt_of(number), params, seed=number)
+    return replace(made, **more)  # type: ignore[arg-type]  # fields by name
+
+
+WAYS: dict[str, Callable[[int], dict[str, object]]] = {
+    "depth 0": lambda _: {"depth": 0},
+    "auto": lambda n: {"draft_ids": right(n)},
+    "right drafts": lambda n: {"draft_ids": right(n), "depth": 3, "sources": BLOCK},
+    "wrong drafts": lambda n: {"draft_ids": right(n + 1), "depth": 4, "sources": BLOCK},
+    "deeper than the core": lambda n: {"draft_ids": right(n), "depth": 16, "sources": BLOCK},
+    "half a draft": lambda n: {"draft_ids": right(n)[:9], "depth": 4, "sources": BLOCK},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_outputs_do_not_depend_on_drafts(way: str) -> None:
+    done = Made().run([request(n, **WAYS[way](n)) for n in range(9)])
+    assert [done[f"r{n}"].token_ids for n in range(9)] == [right(n) for n in range(9)]
+    assert {c.finish_reason for c in done.values()} == {FinishReason.LENGTH}
+
+
+def test_right_drafts_are_accepted_and_each_token_says_where_it_came_from() -> None:
+    made = Made()
+    done = made.run([request(0, draft_ids=right(0), depth=4, sources=BLOCK)])["r0"]
+    assert done.proposed == done.accepted == 18  # 1 alone, then 4 and 1 behind them, at the end 3
+    assert done.origins.count(Origin.ACCEPTED) == done.accepted
+    assert done.origins[0] == Origin.PLAIN
+    assert sum(done.provenance.drafted) == done.proposed
+    assert done.provenance.sources == (PRE_GENERATED,)
+    assert made.engine.stats.accepted == made.engine.stats.proposed == 18
+    assert len(done.logprobs) == len(done.origins) == TOKENS
+
+
+def test_wrong_drafts_are_counted_and_the_token_in_their_place_is_corrected() -> None:
+    done = Made().run([request(0, draft_ids=(11,) * 40, depth=2, sources=BLOCK)])["r0"]
+    assert done.accepted == 0 < done.proposed
+    assert Origin.CORRECTED in done.origins
+    assert set(done.provenance.rejected) == {11}
+
+
+def test_a_stop_token_inside_a_draft_ends_the_output() -> None:
+    stop = right(0)[7]
+    at = right(0).index(stop)
+    params = replace(GREEDY, stop_token_ids=(stop,))
+    for depth in (0, 1, 2, 3, 4):
+        draft = {"draft_ids": right(0), "sources": BLOCK} if depth else {}
+        done = Made().run([request(0, params, depth=depth, **draft)])["r0"]
+        assert done.token_ids == right(0)[: at + 1]
+        assert done.finish_reason is FinishReason.STOP
+        assert done.proposed >= done.accepted
+        assert len(done.origins) == at + 1
+
+
+def test_a_stop_string_ends_the_output_and_leaves_the_core() -> None:
+    def watch() -> Callable[[int], bool]:
+        return lambda token: token == right(0)[5]
+
+    params = replace(GREEDY, stop=("x",))
+    made = Made()
+    done = made.run([request(0, params, watch_text=watch), request(1)])
+    assert done["r0"].token_ids == right(0)[: right(0).index(right(0)[5]) + 1]
+    assert done["r0"].finish_reason is FinishReason.STOP
+    assert done["r1"].token_ids == right(1)
+
+
+def test_an_output_is_continued_where_it_was() -> None:
+    done = Made().run([request(0, decided_ids=right(0)[:5], params=replace(GREEDY, min_tokens=9))])
+    assert len(done["r0"].token_ids) == TOKENS - 5
+
+
+def test_what_cannot_run_is_refused_alone() -> None:
+    bad = {
+        "words": replace(GREEDY, bad_words=((11,),)),
+        "ids": replace(GREEDY, bad_token_ids=(11,)),
+        "tops": replace(GREEDY, top_logprobs=21),
+        "refused by the core": replace(GREEDY, top_logprobs=6),
+    }
+    given = [replace(request(0, params), request_id=name) for name, params in bad.items()]
+    given += [
+        replace(request(1), request_id="long", prompt_ids=prompt_of(1, CONTEXT)),
+        replace(request(1), request_id="outside", prompt_ids=(VOCABULARY,)),
+        replace(request(1), request_id="empty", prompt_ids=()),
+        request(2),
+    ]
+    done = Made().run(given)
+    assert len(done) == len(given)
+    assert done["r2"].token_ids == right(2)
+    for completion in done.values():
+        assert (completion.error is None) == (completion.request_id == "r2")
+    assert "does not fit the context of 200" in (done["long"].error or "")
+    assert "bad_words" in (done["words"].error or "")
+
+
+def test_running_and_waiting_requests_are_cancelled() -> None:
+    made = Made()
+    for n in range(6):
+        made.engine.add(request(n))
+    made.engine.step()
+    assert made.engine.unstarted() == ["r4", "r5"]
+    dropped = made.engine.cancel(lambda r: r.request_id in ("r1", "r5"))
+    assert [c.finish_reason for c in dropped] == [FinishReason.CANCELLED] * 2
+    assert sorted(made.finish(dropped)) == ["r0", "r2", "r3", "r4"]
+
+
+def test_greedy_and_sampled_requests_run_apart_where_they_must() -> None:
+    mixed = [request(n, SAMPLED if n % 2 else GREEDY) for n in range(12)]
+    apart = Made(APART)
+    assert len(apart.run(mixed)) == 12
+    kinds = [{bool(w.params.temperature) for w in b} for core in apart.cores for b in core.batches]
+    assert all(len(kind) <= 1 for kind in kinds)
+    together = Made(SOUND)
+    together.run(mixed)
+    assert any(
+        len({bool(w.params.temperature) for w in batch}) == 2 for batch in together.cores[0].batches
+    )
+
+
+def test_what_vllm_cannot_draft_for_has_a_core_without_speculation() -> None:
+    made = Made()
+    done = made.run([
+        request(0, draft_ids=right(0)),
+        request(1, replace(SAMPLED, min_p=0.1)),
+        request(2, replace(GREEDY, logit_bias=((11, 1.0),))),
+        request(3, depth=0),
+        request(4),
+    ])  # fmt: skip
+    assert len(done) == 5
+    assert [bool(core.options.max_depth) for core in made.cores] == [True, False]
+    assert [core.closed for core in made.cores] == [True, False]
+    assert {w.request_id for b in made.cores[0].batches for w in b} == {"r0", "r3", "r4"}
+
+
+def test_nothing_is_drafted_where_the_probe_found_a_fault() -> None:
+    made = Made(OFF)
+    done = made.run([request(0, draft_ids=right(0), depth=4)])["r0"]
+    assert done.proposed == 0
+    assert [core.options.max_depth for core in made.cores] == [0]
+
+
+def test_nobody_waits_for_ever_behind_another_kind() -> None:
+    made = Made(APART)
+    made.engine.add(request(0))
+    made.engine.step()
+    made.engine.add(request(1, SAMPLED))
+    for n in range(2, 200):
+        made.engine.add(request(n))
+    done: list[str] = []
+    while "r1" not in done:
+        done += [c.request_id for c in made.engine.step()]
+    assert len(done) <= 4 * (PASSED_OVER + 2)
+
+
+def test_a_preempted_request_keeps_its_output() -> None:
+    made = Made()
+    given = [request(n, draft_ids=right(n), depth=3, sources=BLOCK) for n in range(3)]
+    for one in given:
+        made.engine.add(one)
+    done = {c.request_id: c for c in made.engine.step()}
+    made.cores[0].preempt = {4: "r1", 6: "r2"}
+    done |= made.finish()
+    assert [done[f"r{n}"].token_ids for n in range(3)] == [right(n) for n in range(3)]
+    assert made.engine.stats.preemptions == 2
+
+
+def test_nan_fails_one_request_alone() -> None:
+    made = Made()
+    for n in range(3):
+        made.engine.add(request(n))
+    made.engine.step()
+    made.cores[0].nan = {"r1"}
+    done = made.finish()
+    assert "NaN" in (done["r1"].error or "")
+    assert done["r2"].token_ids == right(2)
+
+
+def test_a_hint_is_followed() -> None:
+    made = Made()
+    made.engine.add(request(0, depth=4, sources=BLOCK))
+    made.engine.step()
+    made.engine.hint("r0", 0, right(0))
+    made.engine.hint("nobody", 0, right(0))
+    done = made.finish()["r0"]
+    assert done.token_ids == right(0)
+    assert done.accepted > 0
+    assert made.engine.stats.hints_followed == 1
+
+
+def test_a_step_that_raises_closes_the_core() -> None:
+    made = Made()
+    made.engine.add(request(0))
+    made.engine.step()
+    made.cores[0].raises = {2: RuntimeError("out of memory")}
+    with pytest.raises(RuntimeError, match="out of memory"):
+        made.engine.step()
+    assert made.cores[0].closed
+
+
+def test_behind_its_service_a_failed_step_fails_its_requests_and_the_next_go_on() -> None:
+    engines: list[Made] = []
+
+    def make() -> VllmEngine:
+        engines.append(Made())
+        if len(engines) == 1:
+            of = engines[0]
+            core = FakeCore()
+            core.raises = {3: RuntimeError("broken")}
+            of.engine._core = core  # type: ignore[assignment]  # a core without vLLM
+        return engines[-1].engine
+
+    service = EngineService(make)
+    try:
+        with pytest.raises(EngineError, match="broken"):
+            service.submit("job", [request(0)]).wait(30)
+        (done,) = service.submit("job", [request(1)]).wait(30)
+        assert done.token_ids == right(1)
+        assert len(engines) == 2
+    finally:
+        service.close()

@@ -1,0 +1,137 @@
+"""What a worker says of vLLM before it is loaded, and without it."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from specbatch.jobs.cli.submit_job import app
+from specbatch.pipeline.engines.contract import Request
+from specbatch.pipeline.engines.models.model_folder import inspect_folder
+from specbatch.pipeline.engines.vllm import core, host
+from specbatch.pipeline.engines.vllm.host import HostOptions, VllmHost
+from specbatch.pipeline.engines.vllm.parameters import check_given, needs_no_speculation, refused
+from specbatch.schemas.errors import MissingExtraError, UsageError
+from specbatch.schemas.numeric_class import PATTERN
+from specbatch.schemas.records import SamplingParams
+from specbatch.schemas.spec import EngineSpec
+from support.tree import ROOT
+
+MODEL = inspect_folder("demo", ROOT / "jobs" / "demo" / "models" / "verifier")
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
+    def version(name: str) -> str:
+        if name not in versions:
+            raise PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(core, "version", version)
+
+
+def test_without_vllm_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch)
+    with pytest.raises(MissingExtraError, match=r"pip install 'specbatch\[vllm\]'"):
+        VllmHost(MODEL, HostOptions())
+
+
+def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, vllm="0.99.1")
+    with pytest.raises(MissingExtraError, match=r"vllm 0\.99\.1 is not supported.*0\.32\.\*"):
+        VllmHost(MODEL, HostOptions())
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> VllmHost:
+    monkeypatch.setattr(host, "vllm_version", lambda: "0.32.0")
+    return VllmHost(MODEL, HostOptions(only_job="one"))
+
+
+def test_it_serves_fast_jobs_with_the_models_own_weights(here: VllmHost) -> None:
+    serves = here.serves()
+    assert {key for key, _ in serves.classes} == {
+        f"{dtype}/fast/as-is" for dtype in ("auto", "float32", "bfloat16", "float16")
+    }
+    assert all(re.fullmatch(PATTERN, name) and name.startswith("vllm/") for name in serves.names)
+    assert serves.fingerprint == MODEL.fingerprint
+    assert serves.works_on("one")
+    assert not serves.works_on("another")
+
+
+def test_classes_differ_by_what_may_change_a_token(
+    here: VllmHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = VllmHost(MODEL, HostOptions(more={"enforce_eager": True}))
+    assert not set(here.serves().names) & set(other.serves().names)
+    monkeypatch.setattr(host, "vllm_version", lambda: "0.32.1")
+    newer = VllmHost(MODEL, HostOptions())
+    assert not set(here.serves().names) & set(newer.serves().names)
+
+
+def test_one_worker_computes_in_one_dtype(here: VllmHost) -> None:
+    try:
+        first = here.service(EngineSpec(dtype="float32", exactness="fast"))
+        assert here.service(EngineSpec(dtype="float32", exactness="fast")) is first
+        assert {key.split("/")[0] for key, _ in here.serves().classes} <= {"auto", "float32"}
+        with pytest.raises(UsageError, match="start another worker for jobs in float16"):
+            here.service(EngineSpec(dtype="float16", exactness="fast"))
+    finally:
+        here.close()
+
+
+@pytest.mark.parametrize(
+    ("spec", "named"),
+    [
+        (EngineSpec(), "exactness: bitwise"),
+        (EngineSpec(exactness="fast", verifier_weights="int8"), "verifier_weights: int8"),
+    ],
+)
+def test_what_vllm_cannot_give_is_named_with_what_can(spec: EngineSpec, named: str) -> None:
+    with pytest.raises(UsageError, match=named) as raised:
+        check_given(spec)
+    assert "engine exact" in str(raised.value)
+    check_given(EngineSpec(exactness="fast"))
+
+
+def test_parameters_of_a_core_without_speculation() -> None:
+    assert needs_no_speculation(SamplingParams(min_p=0.1))
+    assert needs_no_speculation(SamplingParams(logit_bias=((1, 0.5),)))
+    assert not needs_no_speculation(SamplingParams(temperature=1.0, top_p=0.5))
+
+
+def test_penalties_of_an_output_that_is_continued_are_refused() -> None:
+    params = SamplingParams(presence_penalty=0.5)
+    whole = Request("r", (5, 6), params, 0)
+    assert refused(whole, 100) is None
+    continued = Request("r", (5, 6), params, 0, decided_ids=(7,))
+    assert "under penalties" in (refused(continued, 100) or "")
+
+
+def test_end_tokens_are_those_of_the_generation_config(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    folder = replace(MODEL, path=tmp_path)
+    assert host.eos_ids_of(folder) == frozenset()
+    (tmp_path / "config.json").write_text('{"eos_token_id": 7}')
+    assert host.eos_ids_of(folder) == {7}
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
+    assert host.eos_ids_of(folder) == {7, 9}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--engine", "nonsense", "--local"], "there are exact and vllm"),
+        (["--engine", "vllm"], "--engine needs --local"),
+    ],
+)
+def test_the_flag_says_what_it_takes(words: list[str], said: str, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"prompt": "x"}\n')
+    given = ["--input", str(tmp_path / "in.jsonl"), "--output", str(tmp_path / "out")]
+    done = CliRunner().invoke(app, [*given, "--verifier", str(MODEL.path), *words])
+    assert isinstance(done.exception, UsageError)
+    assert said in str(done.exception)

@@ -1,0 +1,58 @@
+"""What the probe says of sound and faulty cores."""
+
+from __future__ import annotations
+
+import pytest
+from vllm_engine.fake_core import VOCABULARY, FakeCore
+
+from specbatch.pipeline.engines.vllm.core import Emitted
+from specbatch.pipeline.engines.vllm.probe import Verdict, probe
+
+
+def verdict_on(core: FakeCore) -> Verdict:
+    return probe(core, VOCABULARY, "float32", 4)
+
+
+def test_a_sound_core_may_speculate_on_mixed_batches() -> None:
+    found = verdict_on(FakeCore(sequences=8))
+    assert found == Verdict(True, True)
+    assert found.in_words == "speculation gives what the same core gives without it"
+
+
+def test_a_core_that_fails_mixed_batches_keeps_them_apart() -> None:
+    found = verdict_on(FakeCore(sequences=8, faulty="mixed"))
+    assert found == Verdict(True, False)
+    assert "greedy and sampled requests run apart" in found.in_words
+
+
+def test_a_core_that_drafts_change_does_not_speculate() -> None:
+    found = verdict_on(FakeCore(sequences=8, faulty="drafts"))
+    assert found == Verdict(False, False)
+    assert "speculation is off: right drafts of 1 changed outputs" in found.in_words
+
+
+def test_a_core_that_accepts_no_draft_does_not_speculate() -> None:
+    core = FakeCore(sequences=8)
+    core.deaf = True
+    found = verdict_on(core)
+    assert found == Verdict(False, False)
+    assert "right drafts of 1 were never accepted" in found.in_words
+
+
+class NearTies(FakeCore):
+    """Another token where two were as likely, from the second run on."""
+
+    def step(self) -> list[Emitted]:
+        return [self._tied(event) for event in super().step()]
+
+    def _tied(self, event: Emitted) -> Emitted:
+        other = [token ^ 1 for token in event.token_ids]
+        tops = [((t, o), (-0.5, -0.5)) for t, o in zip(event.token_ids, other, strict=True)]
+        is_first = event.request_id.startswith(("probe-1-", "probe-8-"))
+        return event._replace(tops=tops, token_ids=event.token_ids if is_first else other)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_near_tie_is_no_fault(dtype: str) -> None:
+    found = probe(NearTies(sequences=8), VOCABULARY, dtype, 4)
+    assert not [fault for fault in found.faults if "changed" in fault]
