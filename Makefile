@@ -35,7 +35,7 @@ test-integrations: $(VENV)/.dev ## Airflow, Dagster, a browser, the docs' comman
 
 test-vllm: $(VENV)/.dev ## the vLLM engine on vLLM's build for processors, in an environment of its own of 3.5 GB
 	@PYTHON=$(BIN)/python tools/setup/vllm-venv
-	@$(VENV)-vllm/bin/python -m pytest -q -p no:cacheprovider -c /dev/null --rootdir tests/vllm_engine --confcutdir tests/vllm_engine/inside tests/vllm_engine/inside/in_vllm.py $(ARGS)
+	@PYTHONPATH=tests $(VENV)-vllm/bin/python -m pytest -q -p no:cacheprovider -c /dev/null --rootdir tests/vllm_engine --confcutdir tests/vllm_engine/inside tests/vllm_engine/inside/in_vllm.py $(ARGS)
 
 test-long: $(VENV)/.dev ## full grids and a thousand disturbed runs; hours
 	@tools/setup/ensure-servers integrations

@@ -40,6 +40,14 @@ def contradiction(dtype: str, name: str, weights: str = "as-is") -> str | None:
     return None
 
 
+def samples_by_seed(name: str | None) -> bool:
+    """Whether sampled tokens of this class follow from the request's seed.
+
+    Those of vLLM also depend on its drafts and its batch.
+    """
+    return name is None or not name.startswith("vllm/")
+
+
 def engine_key(dtype: str, exactness: str, weights: str) -> str:
     """A key of the engine options that bits depend on. `dtype` may be `auto`."""
     return f"{dtype}/{exactness}/{weights}"

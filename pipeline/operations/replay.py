@@ -26,10 +26,11 @@ from specbatch.schemas.audit import Finding, FindingKind, KeptCompletion
 from specbatch.schemas.errors import ModelError, ObjectError, UsageError
 from specbatch.schemas.fingerprint import compared, shown
 from specbatch.schemas.mapper import as_float32
-from specbatch.schemas.numeric_class import UNKNOWN, class_note
+from specbatch.schemas.numeric_class import UNKNOWN, class_note, samples_by_seed
 from specbatch.schemas.records import CompletionRecord, JobRow, PromptRow, Verification
 from specbatch.schemas.spec import JobSpec
 
+_SAMPLED = "sampled by vLLM, whose choices also depend on its drafts and its batch"
 _OUT_OF_REACH = "its prompt is out of reach"
 
 
@@ -106,6 +107,8 @@ class Replays:
         findings = list(_of_input(record, row, request))
         if not is_replayable(self._spec, request):
             return Replayed(findings=findings, skipped="it was decided by a ratio test")
+        if request.params.temperature and not samples_by_seed(record.numeric_class):
+            return Replayed(findings=findings, skipped=f"it was {_SAMPLED}")
         compared = self._replayer.replay(request, record.token_ids, record.finish_reason)
         if compared is None:
             return Replayed(findings=findings, skipped="it does not fit the KV cache here")
@@ -173,6 +176,8 @@ class Replays:
                 f"row {row_index} was decided by a ratio test ({request.verification}), which "
                 "depends on drafts: it cannot be written again token by token"
             )
+        if request.params.temperature and not samples_by_seed(kept.record.numeric_class):
+            raise UsageError(f"row {row_index} was {_SAMPLED}: it cannot be written again")
         fresh = self._replayer.again(request)
         return Twice(kept.record, self._as_record(kept.record, row, fresh))
 

@@ -27,7 +27,7 @@ PLACES = {"input", "output"}  # `data` and `output` of the functions
 SHELL_ONLY = {"stop_token_id", "template_file"}
 # What the command does, not what the job does.
 ABOUT_THE_COMMAND = {
-    *("spec_file", "local", "wait", "timeout", "dry_run", "tokens_per_sec", "json"),
+    *("spec_file", "local", "engine", "wait", "timeout", "dry_run", "tokens_per_sec", "json"),
     *("idempotency_key", "schedule", "logical_time"),
 }
 VALUES: dict[str, Any] = {

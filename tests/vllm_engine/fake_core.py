@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -14,20 +14,23 @@ CONTEXT = 200
 LOGPROB = -0.5
 
 
-def token_at(prompt: tuple[int, ...], position: int) -> int:
-    """The output token of a prompt at a position; 0 to 9 are never chosen."""
-    text = repr((prompt, position)).encode()
+def next_token(tokens: Sequence[int]) -> int:
+    """The token behind these; 0 to 9 are never chosen."""
+    text = repr(tuple(tokens)).encode()
     return 10 + int.from_bytes(blake2b(text, digest_size=4).digest()) % (VOCABULARY - 10)
 
 
-def output_of(prompt: tuple[int, ...], tokens: int) -> tuple[int, ...]:
-    return tuple(token_at(prompt, position) for position in range(tokens))
+def output_of(prompt: Sequence[int], count: int) -> tuple[int, ...]:
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(next_token(tokens))
+    return tuple(tokens[len(prompt) :])
 
 
 @dataclass
 class Running:
     work: Work
-    prompt: tuple[int, ...]  # without what was decided before
+    tokens: list[int]  # prompt, then output
     done: int = 0  # output tokens
     computed: int = 0
     draft: list[int] = field(default_factory=list)
@@ -57,7 +60,7 @@ class FakeCore:
         assert not self.closed
         if work.params.top_logprobs > 5:
             raise EngineError("vLLM refuses the request: too many log-probabilities")
-        self._running[work.request_id] = Running(work, tuple(work.prompt_ids))
+        self._running[work.request_id] = Running(work, list(work.prompt_ids))
 
     def draft(self, drafts: Mapping[str, list[int]]) -> None:
         for name, tokens in drafts.items():
@@ -89,6 +92,7 @@ class FakeCore:
         for place in range(len(draft) + 1):
             token = self._token(running, bool(draft))
             tokens.append(token)
+            running.tokens.append(token)
             running.done += 1
             finished = token in work.stop_ids and running.done > work.params.min_tokens
             finished = finished or running.done == work.max_tokens
@@ -105,7 +109,7 @@ class FakeCore:
 
     def _token(self, running: Running, drafted: bool) -> int:
         work = running.work
-        token = token_at(running.prompt, running.done)
+        token = next_token(running.tokens)
         if running.done < work.params.min_tokens:
             while token in work.stop_ids:
                 token = 10 + (token + 1) % (VOCABULARY - 10)

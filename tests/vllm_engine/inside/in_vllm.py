@@ -29,6 +29,8 @@ from specbatch.pipeline.engines.vllm.engine import VllmEngine
 from specbatch.pipeline.engines.vllm.probe import Verdict, probe
 from specbatch.schemas.records import FinishReason, Origin, SamplingParams
 from specbatch.schemas.speculation import PRE_GENERATED
+from support.engine_contract import *  # noqa: F403 - the tests of the contract, which take `bed`
+from support.engine_contract import Bed
 
 DEMO = Path(demo).parent
 MODEL = DEMO / "models" / "verifier"
@@ -63,6 +65,19 @@ def engine(verdict: Verdict) -> Iterator[VllmEngine]:
     )
     yield made
     made.close()
+
+
+@pytest.fixture
+def bed(verdict: Verdict) -> Iterator[Bed]:
+    """Its engines share a core: vLLM has one in a process, and each would load the model."""
+    shared = make_core(True)
+
+    def make() -> VllmEngine:
+        vocab = MODEL_FOLDER.vocab_size
+        return VllmEngine(make_core, verdict, vocab, frozenset({2}), SEQUENCES, core=shared)
+
+    yield Bed(make, MODEL_FOLDER.vocab_size)
+    shared.close()
 
 
 def prompts(count: int = 8) -> list[tuple[int, ...]]:

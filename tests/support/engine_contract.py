@@ -1,0 +1,159 @@
+"""What every verify engine keeps, whatever decides its tokens: the tests of the contract.
+
+A file that imports these tests has a fixture `bed`: an engine, and the requests it may be given.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from specbatch.pipeline.engines.contract import Cohort, Completion, Request
+from specbatch.pipeline.engines.exact.service import EngineService, SteppingEngine
+from specbatch.schemas.errors import RequestCancelledError
+from specbatch.schemas.provenance import NO_TICKS, Ticks
+from specbatch.schemas.records import FinishReason, Origin, SamplingParams
+from specbatch.schemas.speculation import PRE_GENERATED
+
+TOKENS = 16
+PARAMS = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
+
+
+@dataclass
+class Bed:
+    """An engine of its own, and what tells it from others."""
+
+    make: Callable[[], SteppingEngine]
+    vocab_size: int
+    first_token: int = 10  # of prompts
+
+    def request(self, number: int, **changes: object) -> Request:
+        pick = random.Random(number)
+        tokens = tuple(pick.randrange(self.first_token, self.vocab_size - 1) for _ in range(14))
+        made = Request(f"r{number}", tokens, PARAMS, seed=number, route=Cohort("job"))
+        return replace(made, **changes)  # type: ignore[arg-type]  # fields by name
+
+    def requests(self, count: int = 6, **changes: object) -> list[Request]:
+        return [self.request(number, **changes) for number in range(count)]
+
+    def truth(self, count: int = 6) -> list[tuple[int, ...]]:
+        """Outputs without drafts."""
+        return in_order(finish(self.make(), self.requests(count, depth=0)))
+
+
+def finish(engine: SteppingEngine, requests: Sequence[Request] = ()) -> dict[str, Completion]:
+    for request in requests:
+        engine.add(request)
+    done: dict[str, Completion] = {}
+    while not engine.idle:
+        for completion in engine.step():
+            assert completion.request_id not in done, "each request ends once"
+            done[completion.request_id] = completion
+    return done
+
+
+def in_order(done: dict[str, Completion]) -> list[tuple[int, ...]]:
+    return [done[f"r{number}"].token_ids for number in range(len(done))]
+
+
+def test_every_request_ends_once_with_as_many_tokens_as_asked_for(bed: Bed) -> None:
+    done = finish(bed.make(), bed.requests())
+    assert sorted(done) == [f"r{number}" for number in range(6)]
+    for completion in done.values():
+        assert completion.error is None
+        assert completion.finish_reason is FinishReason.LENGTH
+        assert len(completion.token_ids) == len(completion.origins) == TOKENS
+        assert len(completion.logprobs) == TOKENS
+        assert max(completion.logprobs) <= 1e-6
+
+
+def test_drafts_change_no_output_and_are_counted(bed: Bed) -> None:
+    truth = bed.truth()
+    only = frozenset({PRE_GENERATED})
+    for depth in (1, 4):
+        right = [
+            bed.request(number, draft_ids=tokens, depth=depth, sources=only)
+            for number, tokens in enumerate(truth)
+        ]
+        done = finish(bed.make(), right)
+        assert in_order(done) == truth
+        for completion in done.values():
+            counted = Counter(completion.origins)
+            assert completion.proposed == completion.accepted == counted[Origin.ACCEPTED] > 0
+        wrong = [replace(r, draft_ids=truth[number - 1]) for number, r in enumerate(right)]
+        assert in_order(finish(bed.make(), wrong)) == truth
+
+
+def test_company_changes_no_output(bed: Bed) -> None:
+    truth = bed.truth()
+    alone = [finish(bed.make(), [bed.request(n)])[f"r{n}"].token_ids for n in (0, 3)]
+    assert alone == [truth[0], truth[3]]
+
+
+def test_a_stop_token_ends_the_output_and_is_its_last(bed: Bed) -> None:
+    truth = bed.truth(1)[0]
+    params = replace(PARAMS, stop_token_ids=(truth[6],))
+    drafted = bed.request(0, params=params, draft_ids=truth, depth=4)
+    for request in (bed.request(0, params=params, depth=0), drafted):
+        done = finish(bed.make(), [request])["r0"]
+        assert done.token_ids == truth[: truth.index(truth[6]) + 1]
+        assert done.finish_reason is FinishReason.STOP
+
+
+def test_a_request_that_cannot_run_fails_alone(bed: Bed) -> None:
+    done = finish(bed.make(), [bed.request(0), bed.request(1, prompt_ids=()), bed.request(2)])
+    assert [done[f"r{n}"].error is None for n in range(3)] == [True, False, True]
+    assert done["r1"].finish_reason is FinishReason.ERROR
+
+
+def test_time_is_shared_without_remainder(bed: Bed) -> None:
+    engine = bed.make()
+    done = finish(engine, bed.requests())
+    assert sum((c.ticks for c in done.values()), start=NO_TICKS) == engine.stats.ticks
+    assert engine.stats.ticks != Ticks()
+    assert engine.stats.finished == 6
+    assert engine.stats.generated_tokens == 6 * TOKENS
+    for completion in done.values():
+        assert len(completion.provenance.steps) == completion.verifier_passes
+
+
+def test_cancelled_requests_end_as_such_and_the_others_go_on(bed: Bed) -> None:
+    truth, engine = bed.truth(), bed.make()
+    for request in bed.requests():
+        engine.add(request)
+    engine.step()
+    dropped = engine.cancel(lambda request: request.request_id in ("r1", "r4"))
+    assert {c.request_id for c in dropped} == {"r1", "r4"}
+    assert {c.finish_reason for c in dropped} == {FinishReason.CANCELLED}
+    done = finish(engine)
+    assert {name: c.token_ids for name, c in done.items()} == {
+        f"r{n}": truth[n] for n in (0, 2, 3, 5)
+    }
+
+
+def test_an_output_that_exists_is_continued(bed: Bed) -> None:
+    truth = bed.truth(1)[0]
+    done = finish(bed.make(), [bed.request(0, decided_ids=truth[:5])])["r0"]
+    assert done.token_ids == truth[5:]
+
+
+def test_a_service_gives_completions_in_the_callers_order(bed: Bed) -> None:
+    truth, service = bed.truth(), EngineService(bed.make)
+    try:
+        first = service.submit("job", bed.requests()[:3])
+        second = service.submit("job", bed.requests()[3:])
+        assert [c.token_ids for c in (*first.wait(60), *second.wait(60))] == truth
+    finally:
+        service.close()
+
+
+def test_a_closed_service_takes_nothing(bed: Bed) -> None:
+    service = EngineService(bed.make)
+    service.close()
+    try:
+        service.submit("job", bed.requests())
+    except RequestCancelledError:
+        return
+    raise AssertionError("it took a request")
