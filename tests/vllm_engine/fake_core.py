@@ -52,6 +52,7 @@ class FakeCore:
         self.raises: Mapping[int, Exception] = {}
         self.nan: set[str] = set()  # requests whose log-probabilities are NaN
         self.deaf = False
+        self.most_drafted = 99  # of each sequence in a step, whatever it was given
         self._chunk = chunk
         self._faulty = faulty
         self._running: dict[str, Running] = {}
@@ -84,6 +85,7 @@ class FakeCore:
             if running.computed < whole - 1 - self._chunk:
                 running.computed += self._chunk
                 continue
+            draft = draft[: self.most_drafted]
             emitted.append(self._decide(name, running, [] if self.deaf else draft))
         return emitted
 
@@ -105,7 +107,7 @@ class FakeCore:
         tops = (
             [((token, 1), (LOGPROB, -9.0)) for token in tokens] if work.params.top_logprobs else []
         )
-        return Emitted(name, tokens, [value] * len(tokens), tops, finished)
+        return Emitted(name, tokens, [value] * len(tokens), tops, len(draft), finished)
 
     def _token(self, running: Running, drafted: bool) -> int:
         work = running.work

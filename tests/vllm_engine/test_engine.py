@@ -226,6 +226,21 @@ def test_a_preempted_request_keeps_its_output() -> None:
     assert made.engine.stats.preemptions == 2
 
 
+@pytest.mark.parametrize("most", [0, 1, 2])
+def test_drafts_that_found_no_room_are_not_counted(most: int) -> None:
+    made = Made()
+    for n in range(3):
+        made.engine.add(request(n, draft_ids=right(n), depth=4, sources=BLOCK))
+    made.engine.step()
+    made.cores[0].most_drafted = most
+    done = made.finish()
+    assert [done[f"r{n}"].token_ids for n in range(3)] == [right(n) for n in range(3)]
+    for completion in done.values():
+        assert completion.accepted == completion.proposed == sum(completion.provenance.drafted)
+        assert (completion.proposed > 0) == (most > 0)
+        assert Origin.CORRECTED not in completion.origins
+
+
 def test_nan_fails_one_request_alone() -> None:
     made = Made()
     for n in range(3):

@@ -13,7 +13,7 @@ that were tried, and `probe.py` tries what a core gives before it is used.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -55,6 +55,7 @@ class Emitted(NamedTuple):
     token_ids: list[int]
     logprobs: list[float]  # of the model's unprocessed logits
     tops: list[TopLogprobs]  # empty where not asked for
+    drafted: int  # draft tokens that were verified: fewer than given where there was no room
     finished: bool
 
 
@@ -120,10 +121,22 @@ class Core:
         except (ValueError, TypeError, NotImplementedError) as error:
             raise ModelError(f"vLLM cannot serve model `{options.model}`: {error}") from error
         self._scheduler: Any = self._engine.engine_core.engine_core.scheduler
+        self._verified: Mapping[str, Seq[int]] = {}  # the step's draft tokens, by inner id
+        self._scheduler.schedule = self._noting(self._scheduler.schedule)
         self._refusals = (ValueError, VLLMValidationError)
         self._numbers = count()
         self._names: dict[str, str] = {}  # by vLLM's outer id: ours
         self._inner: dict[str, tuple[str, str]] = {}  # by our id: vLLM's outer and inner id
+
+    def _noting(self, schedule: Callable[..., Any]) -> Callable[..., Any]:
+        """The core's own scheduling, which alone knows how much of a draft found room."""
+
+        def noted(*arguments: Any, **options: Any) -> Any:
+            scheduled = schedule(*arguments, **options)
+            self._verified = dict(scheduled.scheduled_spec_decode_tokens)
+            return scheduled
+
+        return noted
 
     def add(self, work: Work) -> None:
         """Queue a request. Raises `EngineError` for one that vLLM refuses."""
@@ -162,12 +175,13 @@ class Core:
     def _emitted(self, output: Any) -> Emitted:
         (sample,) = output.outputs
         name = self._names[output.request_id]
+        drafted = len(self._verified.get(self._inner[name][1], ()))
         tokens = list(sample.token_ids)
         logprobs = [of[token].logprob for token, of in zip(tokens, sample.logprobs, strict=True)]
         tops = [_top(of) for of in sample.logprobs] if len(sample.logprobs[0]) > 1 else []
         if output.finished:
             self._forget(name)
-        return Emitted(name, tokens, logprobs, tops, output.finished)
+        return Emitted(name, tokens, logprobs, tops, drafted, output.finished)
 
     def drop(self, request_ids: Iterable[str]) -> None:
         """Abort requests; unknown ones are ignored."""

@@ -211,13 +211,16 @@ class VllmEngine:
             elif computed > sequence.kv.length:
                 planned.append(Planned(sequence, computed - sequence.kv.length))
             sequence.kv.length = computed
-        of_step = [drafts.get(sequence, NO_DRAFT) for sequence in deciding]
+        of_step = [
+            _verified(drafts.get(sequence, NO_DRAFT), event)
+            for sequence, event in zip(deciding, emitted, strict=True)
+        ]
         ticks = int(plan.drafting_sec * TICKS_PER_SEC)
         return Step(planned, deciding, replace(plan, drafts=of_step), begun, ticks)
 
     def _accept(self, event: Emitted, sequence: Sequence, draft: Draft) -> None:
-        """Append what was decided. The core stops at stop tokens itself: then the last of them may
-        be an agreed draft token, with nothing behind it."""
+        """Append what was decided. The core ends requests itself: then the last token may be an
+        agreed draft token, with nothing behind it."""
         tokens, logprobs = event.token_ids, event.logprobs
         agreed = _agreed(draft.token_ids, tokens)
         if any(map(math.isnan, logprobs)):
@@ -225,8 +228,9 @@ class VllmEngine:
             sequence.finish_reason = FinishReason.ERROR
             sequence.error = f"the verifier's logits are NaN at token {at}"
             return
-        if agreed == len(tokens):
-            tokens, logprobs = [*tokens, -1], [*logprobs, 0.0]  # never reached
+        if agreed == len(tokens) and event.finished:
+            tokens, logprobs = [*tokens, tokens[-1]], [*logprobs, 0.0]  # ends before that one
+        agreed = len(tokens) - 1
         tops = [*event.tops, ((), ())] if event.tops else ()
         sequence.accept(draft.token_ids, tokens, logprobs, tops, draft.proposer)
         sequence.kv.length = len(sequence.tokens) - 1
@@ -341,6 +345,13 @@ class VllmEngine:
 
     def _on_open(self, proposer: str, reason: str) -> None:
         self._speculator.decision_log.record_disabled(proposer, reason)
+
+
+def _verified(draft: Draft, event: Emitted) -> Draft:
+    """The part of a draft that the core had room for."""
+    if len(draft) <= event.drafted:
+        return draft
+    return replace(draft, token_ids=draft.token_ids[: event.drafted])
 
 
 def _agreed(draft: Seq[int], tokens: Seq[int]) -> int:

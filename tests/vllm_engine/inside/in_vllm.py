@@ -309,6 +309,19 @@ def test_a_job_killed_in_mid_step_resumes_and_loses_nothing(job: list[str], tmp_
     assert "256 completions: intact" in audit.stdout
 
 
+def test_an_audit_does_not_compare_what_vllm_sampled(job: list[str], tmp_path: Path) -> None:
+    done = run([*job, "--temperature", "0.8", "--n", "2", "--max-tokens", "16"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = pyarrow.dataset.dataset(tmp_path / "out" / "data").to_table()
+    assert rows.num_rows == 512
+    audit = run([str(BIN / "specbatch"), "audit", "latest", "--sample", "2%"], tmp_path)
+    assert audit.returncode == 0, audit.stdout + audit.stderr
+    assert "it was sampled by vLLM" in audit.stdout
+    again = run([str(BIN / "specbatch"), "replay", "latest/1"], tmp_path)
+    assert again.returncode == 2
+    assert "was sampled by vLLM" in again.stderr
+
+
 def test_a_bitwise_job_is_refused_before_it_begins(job: list[str], tmp_path: Path) -> None:
     job[job.index("fast")] = "bitwise"
     done = run(job, tmp_path)
