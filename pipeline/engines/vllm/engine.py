@@ -23,6 +23,7 @@ from specbatch.pipeline.engines.exact.proposers.history import HistoryProposer
 from specbatch.pipeline.engines.exact.proposers.ngram import NgramProposer
 from specbatch.pipeline.engines.exact.speculation.speculator import Speculator
 from specbatch.pipeline.engines.exact.speculation.step_accounts import StepAccounts
+from specbatch.pipeline.engines.exact.state.recovery import with_type
 from specbatch.pipeline.engines.exact.state.scheduler import Planned
 from specbatch.pipeline.engines.exact.state.sequence import Sequence, stop_ids_of
 from specbatch.pipeline.engines.exact.state.step import NO_DRAFT, Draft, DraftPlan, Step
@@ -177,9 +178,10 @@ class VllmEngine:
         step = self._mirrored(emitted, drafts, plan, begun)
         step.pass_ticks = passed
         for event, sequence, draft in zip(emitted, step.deciding, step.drafts, strict=True):
-            before = len(sequence.tokens)
+            before, accepted = len(sequence.tokens), sequence.accepted
             self._accept(event, sequence, draft)
             step.emitted[sequence] = len(sequence.tokens) - before
+            self.stats.accepted += sequence.accepted - accepted
         self._count(step)
         self._accounts.step(step, [step], lambda rows: rows)
         return self._take_refused() + self._take_finished(emitted, step)
@@ -211,6 +213,8 @@ class VllmEngine:
             elif computed > sequence.kv.length:
                 planned.append(Planned(sequence, computed - sequence.kv.length))
             sequence.kv.length = computed
+        if not planned:  # all were put off: the step is theirs all the same
+            planned = [Planned(sequence, 1) for sequence in self._running.values()]
         of_step = [
             _verified(drafts.get(sequence, NO_DRAFT), event)
             for sequence, event in zip(deciding, emitted, strict=True)
@@ -232,14 +236,20 @@ class VllmEngine:
             tokens, logprobs = [*tokens, tokens[-1]], [*logprobs, 0.0]  # ends before that one
         agreed = len(tokens) - 1
         tops = [*event.tops, ((), ())] if event.tops else ()
-        sequence.accept(draft.token_ids, tokens, logprobs, tops, draft.proposer)
+        try:
+            sequence.accept(draft.token_ids, tokens, logprobs, tops, draft.proposer)
+        except Exception as error:  # its own stop-string check raised
+            where = f"step {self.stats.steps + 1} of the engine, at token {sequence.num_output}"
+            log.warning("request %s: %s", event.request_id, where, exc_info=error)
+            sequence.finish_reason = FinishReason.ERROR
+            sequence.error = f"{where}: {with_type(error)}"
+            return
         sequence.kv.length = len(sequence.tokens) - 1
         self._speculator.on_verified(sequence, draft, agreed)
 
     def _count(self, step: Step) -> None:
         self.stats.proposed += sum(map(len, step.drafts))
         self.stats.generated_tokens += sum(step.emitted.values())
-        self.stats.accepted += sum(max(0, step.emitted[s] - 1) for s in step.deciding)
         self.stats.verifier_passes += len(step.deciding)
 
     # --- which requests run --------------------------------------------------------------------
