@@ -3,7 +3,7 @@
     generate          `vllm.LLM.generate`, no speculation configured
     empty proposer    the same with the proposer that never drafts
     depth 0           our engine, nobody drafts: the same core as below
-    recorded          our engine; the outputs of `generate` as drafts, the depth left to the policy
+    recorded          our engine; the outputs of `generate` as drafts, at depth `auto` and at 8
     useless           the same with drafts that are always wrong
 
 All greedy, all prompts at once, prefix caching off, in one process, in turns. The result is a JSON

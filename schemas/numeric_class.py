@@ -7,6 +7,8 @@ claims need the names alone; how a worker finds its own is
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -40,12 +42,24 @@ def contradiction(dtype: str, name: str, weights: str = "as-is") -> str | None:
     return None
 
 
+def digested(engine: str, dtype: str, facts: Facts) -> str:
+    """The name of a class that stands for all these facts; `dtype` as a spec names it."""
+    short = next(short for short, name in DTYPES.items() if name == dtype)
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    return f"{engine}/{short}/{digest[:8]}"
+
+
+def engine_of(name: str | None) -> str:
+    """What decides tokens of this class: exact, torch, vllm; or `unknown`."""
+    return (name or UNKNOWN).partition("/")[0]
+
+
 def samples_by_seed(name: str | None) -> bool:
     """Whether sampled tokens of this class follow from the request's seed.
 
     Those of vLLM also depend on its drafts and its batch.
     """
-    return name is None or not name.startswith("vllm/")
+    return engine_of(name) != "vllm"
 
 
 def engine_key(dtype: str, exactness: str, weights: str) -> str:

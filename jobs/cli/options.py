@@ -235,6 +235,12 @@ JobId = Annotated[
 ]
 
 
+def check_engine_here(engine: str | None, local: bool) -> None:
+    """Raise `UsageError` for an `--engine` of a job that is not done here."""
+    if engine is not None and not local:
+        raise UsageError("--engine needs --local: without it, workers have their own engines")
+
+
 def with_engine(settings: Settings, engine: str | None) -> Settings:
     """The settings with the engine that `--engine` names. Raises `UsageError`."""
     if engine is None:

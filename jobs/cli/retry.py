@@ -14,6 +14,7 @@ from specbatch.pipeline.operations.tools import models_now
 from specbatch.pipeline.runtime.client import Client
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.fingerprint import Models, shown
+from specbatch.schemas.numeric_class import engine_of
 from specbatch.schemas.records import JobRow, JobState
 from specbatch.schemas.settings import VLLM, Settings
 from specbatch.schemas.spec import spec_of
@@ -55,8 +56,7 @@ def retry(
     """
     if timeout is not None and not local:
         raise UsageError("--timeout needs --local: without it nothing is waited for")
-    if engine is not None and not local:
-        raise UsageError("--engine needs --local: without it, workers have their own engines")
+    o.check_engine_here(engine, local)
     settings = load_settings()
     with client(settings) as c:
         row = c.job(job)
@@ -84,7 +84,7 @@ def retry(
 
 def _engine_of(row: JobRow) -> str | None:
     """The engine that a job's class needs; None: what is set."""
-    return VLLM if (row.numeric_class or "").startswith(f"{VLLM}/") else None
+    return VLLM if engine_of(row.numeric_class) == VLLM else None
 
 
 def _accepted(settings: Settings, c: Client, row: JobRow, local: bool) -> Models:

@@ -87,8 +87,7 @@ def submit_job(
         "stop_token_ids": o.stop_ids(stop_token_id, stop_token_ids),
         "template": o.template_text(template, template_file),
     })  # fmt: skip
-    if engine is not None and not local:
-        raise UsageError("--engine needs --local: without it, workers have their own engines")
+    o.check_engine_here(engine, local)
     if timeout is not None and not (wait or local):
         raise UsageError("--timeout needs --wait or --local")
     end_within(timeout)

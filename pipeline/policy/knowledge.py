@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from specbatch.pipeline.policy.acceptance import Acceptance, Spread, new_level
 from specbatch.pipeline.policy.step_cost import LinearCost, StepTime
@@ -60,3 +60,11 @@ class Knowledge:
         for name, weight in state.get("spreads", {}).items():  # older ones have none
             knowledge.spreads[name] = Spread.restored(float(weight))
         return knowledge
+
+
+class KnowledgeKeeper(Protocol):
+    """Where knowledge is kept between processes; neither method raises."""
+
+    def load(self, about: str) -> Knowledge | None: ...
+
+    def keep(self, about: str, knowledge: Knowledge) -> None: ...

@@ -29,7 +29,6 @@ from specbatch.pipeline.engines.exact.sampling.sampling import LastColumns
 from specbatch.pipeline.engines.exact.sampling.verification import MostLikely, verify
 from specbatch.pipeline.engines.exact.speculation.drift import EVERY_STEPS
 from specbatch.pipeline.engines.exact.speculation.speculator import Speculator
-from specbatch.pipeline.engines.exact.speculation.step_accounts import StepAccounts
 from specbatch.pipeline.engines.exact.state.recovery import (
     Fault,
     TokenBudget,
@@ -40,6 +39,7 @@ from specbatch.pipeline.engines.exact.state.recovery import (
 from specbatch.pipeline.engines.exact.state.scheduler import Planned, Scheduler
 from specbatch.pipeline.engines.exact.state.sequence import Sequence, stop_ids_of
 from specbatch.pipeline.engines.exact.state.step import Draft, Step
+from specbatch.pipeline.engines.exact.state.step_accounts import StepAccounts
 from specbatch.pipeline.policy import tuning
 from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -45,7 +45,7 @@ from specbatch.pipeline.engines.exact.speculation.drift import EVERY_STEPS
 from specbatch.pipeline.engines.models.draft_names import DRAFT_MODEL, draft_names, pins_of
 from specbatch.pipeline.engines.models.fingerprint import unchanged
 from specbatch.pipeline.engines.models.model_folder import LoadedModels, check_pair, inspect_folder
-from specbatch.pipeline.policy.knowledge import Knowledge
+from specbatch.pipeline.policy.knowledge import Knowledge, KnowledgeKeeper
 from specbatch.schemas.errors import (
     DeviceLostError,
     ModelChangedError,
@@ -59,14 +59,6 @@ if TYPE_CHECKING:
     from specbatch.pipeline.engines.exact.model.parallel import Leader
 
 log = logging.getLogger(__name__)
-
-
-class KnowledgeKeeper(Protocol):
-    """Where knowledge is kept between processes; neither method raises."""
-
-    def load(self, about: str) -> Knowledge | None: ...
-
-    def keep(self, about: str, knowledge: Knowledge) -> None: ...
 
 
 class EngineHost:

@@ -22,11 +22,11 @@ from specbatch.pipeline.engines.exact.proposers.guarded import GuardedProposer
 from specbatch.pipeline.engines.exact.proposers.history import HistoryProposer
 from specbatch.pipeline.engines.exact.proposers.ngram import NgramProposer
 from specbatch.pipeline.engines.exact.speculation.speculator import Speculator
-from specbatch.pipeline.engines.exact.speculation.step_accounts import StepAccounts
 from specbatch.pipeline.engines.exact.state.recovery import with_type
 from specbatch.pipeline.engines.exact.state.scheduler import Planned
 from specbatch.pipeline.engines.exact.state.sequence import Sequence, stop_ids_of
 from specbatch.pipeline.engines.exact.state.step import NO_DRAFT, Draft, DraftPlan, Step
+from specbatch.pipeline.engines.exact.state.step_accounts import StepAccounts
 from specbatch.pipeline.engines.vllm.core import Core, Emitted, Work
 from specbatch.pipeline.engines.vllm.parameters import needs_no_speculation, refused
 from specbatch.pipeline.engines.vllm.probe import Verdict
@@ -226,13 +226,12 @@ class VllmEngine:
         """Append what was decided. The core ends requests itself: then the last token may be an
         agreed draft token, with nothing behind it."""
         tokens, logprobs = event.token_ids, event.logprobs
-        agreed = _agreed(draft.token_ids, tokens)
         if any(map(math.isnan, logprobs)):
             at = sequence.num_output
             sequence.finish_reason = FinishReason.ERROR
             sequence.error = f"the verifier's logits are NaN at token {at}"
             return
-        if agreed == len(tokens) and event.finished:
+        if event.finished and draft.token_ids[: len(tokens)] == tokens:
             tokens, logprobs = [*tokens, tokens[-1]], [*logprobs, 0.0]  # ends before that one
         agreed = len(tokens) - 1
         tops = [*event.tops, ((), ())] if event.tops else ()
@@ -362,13 +361,3 @@ def _verified(draft: Draft, event: Emitted) -> Draft:
     if len(draft) <= event.drafted:
         return draft
     return replace(draft, token_ids=draft.token_ids[: event.drafted])
-
-
-def _agreed(draft: Seq[int], tokens: Seq[int]) -> int:
-    """How many draft tokens the step kept."""
-    agreed = 0
-    for guess, token in zip(draft, tokens, strict=False):
-        if guess != token:
-            break
-        agreed += 1
-    return agreed

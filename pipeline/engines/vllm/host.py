@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -13,7 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -28,28 +27,19 @@ from specbatch.pipeline.engines.vllm.engine import VllmEngine
 from specbatch.pipeline.engines.vllm.parameters import check_given
 from specbatch.pipeline.engines.vllm.probe import Verdict, probe
 from specbatch.pipeline.policy import tuning
-from specbatch.pipeline.policy.knowledge import Knowledge
+from specbatch.pipeline.policy.knowledge import Knowledge, KnowledgeKeeper
 from specbatch.schemas.errors import (
     DeviceLostError,
     ModelError,
     RequestCancelledError,
     UsageError,
 )
-from specbatch.schemas.numeric_class import DTYPES, Serves, engine_key
+from specbatch.schemas.numeric_class import DTYPES, Serves, digested, engine_key
 from specbatch.schemas.spec import EngineSpec, SpeculationSpec
 
 log = logging.getLogger(__name__)
 
-_SHORT = {name: short for short, name in DTYPES.items()}
 NO_SPECULATION = Verdict(False, True, ())
-
-
-class KnowledgeKeeper(Protocol):
-    """Where knowledge is kept between processes; neither method raises."""
-
-    def load(self, about: str) -> Knowledge | None: ...
-
-    def keep(self, about: str, knowledge: Knowledge) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +118,7 @@ class VllmHost:
 
     def _class_of(self, dtype: str) -> tuple[str, Mapping[str, str]]:
         facts = self._facts(dtype)
-        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-        return f"vllm/{_SHORT[dtype]}/{digest[:8]}", facts
+        return digested("vllm", dtype, facts), facts
 
     def _dtype(self, asked: str) -> str:
         where = torch.device(self._options.device.partition(":")[0])
@@ -200,7 +189,13 @@ class VllmHost:
         snapshot, core = unchanged(folder.ref, folder.path, partial(make, True))
         with self._naming:
             self._models.note(folder, snapshot)
-        verdict = probe(core, folder.vocab_size, dtype, depth) if depth else NO_SPECULATION
+        verdict = NO_SPECULATION
+        if depth:
+            try:
+                verdict = probe(core, folder.vocab_size, dtype, depth)
+            except Exception:
+                core.close()  # the next one needs its memory
+                raise
         knowledge = (self._store and self._store.load(self._about(dtype))) or Knowledge()
         self._running.engine = VllmEngine(
             make,

@@ -6,8 +6,6 @@ before it has loaded any weights.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
 from collections.abc import Mapping
@@ -21,11 +19,9 @@ from specbatch.pipeline.engines.exact.model.device import DeviceOptions, native_
 from specbatch.pipeline.engines.exact.model.loader import choose_dtype
 from specbatch.pipeline.engines.exact.model.native_model import why_not_native
 from specbatch.schemas.errors import ModelError
-from specbatch.schemas.numeric_class import DTYPES, Serves, all_keys
+from specbatch.schemas.numeric_class import Serves, all_keys, digested
 
 log = logging.getLogger(__name__)
-
-_SHORT = {name: short for short, name in DTYPES.items()}
 
 
 def class_of(
@@ -49,8 +45,7 @@ def class_of(
     facts |= {"exactness": exactness, "weights": weights, "tensor parallel": str(tensor_parallel)}
     if weights != "as-is":
         facts["torchao"] = _version("torchao")
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-    return f"torch/{_SHORT[named]}/{digest[:8]}", facts
+    return digested("torch", named, facts), facts
 
 
 def serves(folder: ModelFolder, device: DeviceOptions, tensor_parallel: int = 1) -> Serves:
