@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from ledger.builders import JOB, LEASE_SEC, NO_TIME, RESULTS, Clock
 
+from specbatch.jobs.chaos.conservation import lost_in_mid_step
 from specbatch.pipeline.engines.contract import Engines, Ticket
 from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.pipeline.runtime.device_time import StepFreeTime, Timekeeper, Timing
@@ -312,6 +313,25 @@ def test_a_step_that_outlives_its_session_belongs_to_the_next_one_from_there(bed
     assert (second.leased, second.spent, second.lost) == (1008, 1008, 0)
     of_second = bed.store.time_slices(session_id=second.session_id)
     assert {s.attempt: s.ticks.total for s in of_second} == {one: 1000, two: 8}
+
+
+def test_rows_have_more_than_a_kept_attempt_by_what_its_ended_session_lost(bed: Bed) -> None:
+    machine, lease, ticket = bed.machine, claim(bed.store, 0).lease, FakeTicket()
+    with bed.timekeeper.working(Attempt.of(lease)) as tickets:
+        tickets.append(submitted(ticket))
+        machine.begin_step()
+        machine.pass_by(30)
+        bed.timekeeper.beat()
+        assert bed.store.end_silent_sessions(0.0)
+        assert lost_in_mid_step(bed.store.sessions()) == 0  # so far it may have been killed
+        machine.pass_by(70)
+        machine.end_step(ticket)
+        ticket.is_over = True
+        bed.advance(lease)
+    bed.timekeeper.close()
+    kept = sum(one.ticks.total for one in bed.store.time_slices(JOB) if one.kept)
+    assert ticket.ticks.total - kept == 30
+    assert lost_in_mid_step(bed.store.sessions()) == 30 * DEVICE.price_microusd
 
 
 def test_a_new_session_says_how_old_it_is(bed: Bed) -> None:
