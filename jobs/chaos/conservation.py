@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.outputs.names import MANIFEST, MARKER
 from specbatch.pipeline.outputs.outputs import read_manifest, read_output
-from specbatch.pipeline.policy.costs.balance import Amount, Sheet, at, by_kind
+from specbatch.pipeline.policy.costs.balance import NOTHING, Amount, Sheet, at, by_kind
 from specbatch.pipeline.stages.publish import with_unfinished_rows
 from specbatch.pipeline.storage.artefacts import read_prompts
 from specbatch.pipeline.storage.objects import Objects, join, tidy
@@ -265,17 +265,23 @@ def job_time_violations(store: Store, job: JobRow, restored: bool = False) -> It
         *((kind, verified.of(kind), given.of(kind)) for kind in TimeKind),
         ("drafts", drafted, ahead),
     ):
-        more = in_rows.units - had.units  # that rows were given
-        if not (-had.units if wasted else 0) <= more <= cut_off:
+        more = in_rows - had
+        if not (wasted or _is_within(NOTHING, more)) or not _is_within(more, cut_off):
             yield f"of {what} time, attempts had {had} and their rows were given {in_rows}"
+        elif _is_within(NOTHING, more):
+            cut_off -= more  # no lost time is given to two kinds
 
 
-def lost_in_mid_step(sessions: Iterable[SessionRow]) -> int:
-    """What sessions lost whose process lived on and began another one, in ticks × price."""
+def _is_within(less: Amount, more: Amount) -> bool:
+    return less.ticks <= more.ticks and less.units <= more.units
+
+
+def lost_in_mid_step(sessions: Iterable[SessionRow]) -> Amount:
+    """What sessions lost whose process lived on and began another one."""
     last: dict[str, SessionRow] = {}
-    lost = 0
+    lost = Amount()
     for session in sessions:  # in the order of their beginnings
         if (before := last.get(session.owner)) is not None:
-            lost += at(before.lost, before.device.price_microusd).units
+            lost += at(before.lost, before.device.price_microusd)
         last[session.owner] = session
     return lost

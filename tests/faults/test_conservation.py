@@ -99,6 +99,14 @@ def count_twice(bed: Shop, job_id: str) -> None:
     )
 
 
+def charge_a_row_too_much(bed: Shop, job_id: str) -> None:
+    execute(
+        bed,
+        "UPDATE completions SET verify_ticks = verify_ticks + 1 WHERE job_id = ? AND row_index = 2",
+        job_id,
+    )
+
+
 def write_another_token(bed: Shop, job_id: str) -> None:
     def change(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         rows[0]["token_ids"][0] ^= 1
@@ -155,6 +163,7 @@ def leave_a_file(bed: Shop, job_id: str) -> None:
         (lose_a_row, "groups say 22 completions, their rows 20"),
         (open_a_group_again, "with 3 groups, of which 2 are done and 0 failed"),
         (count_twice, "groups say"),
+        (charge_a_row_too_much, "of verify time, attempts had"),
         (write_another_token, "1 differ from the undisturbed run: row 0 sample 0"),
         (write_another_token, "1 are not in the output as they are in the store"),
         (write_a_row_twice, "1 are in the output more than once: row 0 sample 0"),

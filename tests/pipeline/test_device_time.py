@@ -15,6 +15,7 @@ from ledger.builders import JOB, LEASE_SEC, NO_TIME, RESULTS, Clock
 from specbatch.jobs.chaos.conservation import lost_in_mid_step
 from specbatch.pipeline.engines.contract import Engines, Ticket
 from specbatch.pipeline.ledger.sql.store import SqlStore
+from specbatch.pipeline.policy.costs.balance import NOTHING, at
 from specbatch.pipeline.runtime.device_time import StepFreeTime, Timekeeper, Timing
 from specbatch.schemas.errors import FencedError, StoreError
 from specbatch.schemas.numeric_class import Serves
@@ -323,7 +324,7 @@ def test_rows_have_more_than_a_kept_attempt_by_what_its_ended_session_lost(bed: 
         machine.pass_by(30)
         bed.timekeeper.beat()
         assert bed.store.end_silent_sessions(0.0)
-        assert lost_in_mid_step(bed.store.sessions()) == 0  # so far it may have been killed
+        assert lost_in_mid_step(bed.store.sessions()) == NOTHING  # so far it may have been killed
         machine.pass_by(70)
         machine.end_step(ticket)
         ticket.is_over = True
@@ -331,7 +332,7 @@ def test_rows_have_more_than_a_kept_attempt_by_what_its_ended_session_lost(bed: 
     bed.timekeeper.close()
     kept = sum(one.ticks.total for one in bed.store.time_slices(JOB) if one.kept)
     assert ticket.ticks.total - kept == 30
-    assert lost_in_mid_step(bed.store.sessions()) == 30 * DEVICE.price_microusd
+    assert lost_in_mid_step(bed.store.sessions()) == at(30, DEVICE.price_microusd)
 
 
 def test_a_new_session_says_how_old_it_is(bed: Bed) -> None:
