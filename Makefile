@@ -13,7 +13,7 @@ export PIP_ROOT_USER_ACTION := ignore
 .DELETE_ON_ERROR:
 .PHONY: help demo docs docs-serve check test test-integrations test-vllm test-long lint types format
 .PHONY: bench-overhead bench-eta bench-savings bench-scale bench-drain bench-ledger bench-report
-.PHONY: bench-collapse bench-depth bench-engine bench-kernels bench-memory bench-gpu bench-vllm bench-exactness bench-acceptance clean distclean wheel
+.PHONY: bench-collapse bench-depth bench-engine bench-kernels bench-memory bench-gpu bench-vllm bench-vllm-nights bench-exactness bench-acceptance clean distclean wheel
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,18 +28,22 @@ test: $(VENV)/.dev ## check, and the pipeline on real Redis, PostgreSQL and S3, 
 	@tools/setup/ensure-servers
 	@tools/setup/run-checks --tier unit,pipeline $(ARGS)
 
-test-integrations: $(VENV)/.dev ## Airflow, Dagster, a browser, the docs' commands, Alertmanager, RabbitMQ, TLS
+test-integrations: $(VENV)/.dev ## Airflow, Dagster, a browser, the docs' commands, Alertmanager, RabbitMQ, TLS, vLLM
 	@tools/setup/ensure-servers integrations
 	@PYTHON=$(BIN)/python tools/setup/dag-venvs
 	@tools/setup/run-tests --tier integration $(ARGS)
+	$(if $(ARGS),,@$(MAKE) --no-print-directory test-vllm)
 
+IN_VLLM = PYTHONPATH=tests $(VENV)-vllm/bin/python -m pytest -q -p no:cacheprovider -c /dev/null --rootdir tests/vllm_engine --confcutdir tests/vllm_engine/inside tests/vllm_engine/inside
 test-vllm: $(VENV)/.dev ## the vLLM engine on vLLM's build for processors, in an environment of its own of 3.5 GB
 	@PYTHON=$(BIN)/python tools/setup/vllm-venv
-	@PYTHONPATH=tests $(VENV)-vllm/bin/python -m pytest -q -p no:cacheprovider -c /dev/null --rootdir tests/vllm_engine --confcutdir tests/vllm_engine/inside tests/vllm_engine/inside/in_vllm.py $(ARGS)
+	@$(IN_VLLM)/in_vllm.py $(ARGS)
 
 test-long: $(VENV)/.dev ## full grids and a thousand disturbed runs; hours
 	@tools/setup/ensure-servers integrations
 	@tools/setup/run-tests --tier long $(ARGS)
+	@PYTHON=$(BIN)/python tools/setup/vllm-venv
+	$(if $(ARGS),,@$(IN_VLLM)/kills.py)
 
 lint: $(VENV)/.dev ## ruff check and the formatter's check
 	@$(BIN)/ruff check .
@@ -100,6 +104,10 @@ bench-report: $(VENV)/.dev ## the report of a job of 100,000 rows: seconds to ma
 
 bench-gpu: $(VENV)/.dev ## on a GPU: tests, bits, rooflines of the kernels, tokens/s; takes ARGS
 	@$(BIN)/python -m specbatch.benchmarks.gpu $(ARGS)
+
+bench-vllm-nights: $(VENV)/.dev ## 10,000 prompts through the pipeline on vLLM beside vLLM alone, twice; takes ARGS
+	@PYTHON=$(BIN)/python tools/setup/vllm-venv
+	@OMP_NUM_THREADS=2 $(VENV)-vllm/bin/python -m specbatch.benchmarks.vllm_nights $(ARGS)
 
 bench-vllm: $(VENV)/.dev ## our drafts on vLLM beside vLLM alone, in the environment of test-vllm; takes ARGS
 	@PYTHON=$(BIN)/python tools/setup/vllm-venv

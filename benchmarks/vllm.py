@@ -169,7 +169,7 @@ class Ours:
         verdict = probe(core, vocab, dtype, MAX_DEPTH)
         self._found = verdict.in_words
         # All run in the core with speculation, those of depth 0 too: that is what is compared.
-        self._engine = VllmEngine(lambda _: core, verdict, vocab, frozenset(), sequences, core=core)
+        self._engine = VllmEngine(lambda _: core, lambda _: verdict, vocab, frozenset(), sequences)
         self._calls = 0
 
     def probe(self) -> str:

@@ -23,6 +23,7 @@ from typing import NoReturn
 
 from specbatch.jobs.chaos.orders import EngineKind, Order
 from specbatch.jobs.chaos.worker import work
+from specbatch.pipeline.engines.vllm.core import warm_up
 
 _ONE_THREAD = {  # a fork would not have the threads of libraries
     "OMP_NUM_THREADS": "1",
@@ -68,8 +69,10 @@ class ForkServer:
 def main(arguments: list[str]) -> int:
     """Fork a worker for each request, until the supervisor is gone."""
     _warm_up()
-    if arguments[1] == "real":
+    if arguments[1] != "stand-in":
         _warm_up_models()
+    if arguments[1] == "vllm":
+        warm_up()
     connection: Connection = Connection(int(arguments[0]))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # exit codes are not needed here
     with contextlib.suppress(EOFError, OSError):

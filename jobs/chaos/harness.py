@@ -41,14 +41,19 @@ from specbatch.pipeline.runtime.client import Client
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.numeric_class import Pinned
 from specbatch.schemas.records import JobRow, JobState
-from specbatch.schemas.settings import Settings
+from specbatch.schemas.settings import VLLM, Settings
 from specbatch.workers.app import make_app, make_enqueue
 from specbatch.workers.lifecycle import queue_names
 
 if TYPE_CHECKING:
     from redis import Redis
 
-LEASE_SEC = {"stand-in": 0.8, "real": 2.5}  # a fraction of a usual one, so that a run is short
+LEASE_SEC = {
+    "stand-in": 0.8,
+    "real": 2.5,
+    "vllm": 2.5,
+}  # short, so that runs are
+VLLM_OPTIONS = {"enforce_eager": True, "max_model_len": 256}  # started often: no compiling
 MOST_JOBS = 60  # of a run: often another worker than the chosen one reaches a place
 _UNDISTURBED = Plan(-1, (), group_size=4, writes_ahead=True)
 
@@ -233,7 +238,9 @@ class Site:
     ) -> None:
         """Run one job to its end and note what happened to it."""
         output = f"{self.outputs}/{self._number}-{name}"
-        spec = spec_of(ran.plan, self.prompts, output, self.verifier, self.proposer, pinned)
+        spec = spec_of(
+            ran.plan, self.prompts, output, self.verifier, self.proposer, self.order.engine, pinned
+        )
         job, _ = self.meanwhile(lambda: self.client.submit(spec), "the submission")
 
         def is_over() -> bool:
@@ -308,7 +315,9 @@ def site(
         message_patience_sec=0.5,
         propose_patience_sec=4 * LEASE_SEC[engine],
         max_attempts=1000,  # disturbances must not use up a job's attempts
-        kv_cache_mib=64,
+        kv_cache_mib=256 if engine == VLLM else 64,
+        engine=VLLM if engine == VLLM else "exact",
+        vllm_options=VLLM_OPTIONS,
     )
     verifier, proposer = models(folder / "models", engine)
     if engine == "stand-in":  # names that mean other files on other hosts

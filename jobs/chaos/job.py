@@ -48,12 +48,17 @@ def spec_of(
     output: str,
     verifier: str,
     proposer: str,
+    engine: EngineKind,
     pinned: Pinned = Pinned(),
 ) -> JobSpec:
-    """The job of a plan. Its outcomes are the same for all plans with the same pins.
+    """The job of a plan. Its outcomes are the same for all plans with the same pins and engine.
 
-    `pinned`: models and class that the spec names.
+    `pinned`: models and class that the spec names. On vLLM it is greedy and without
+    log-probabilities, as vLLM draws other samples in another batch.
     """
+    engine_spec: dict[str, object] = {"numeric_class": pinned.numeric_class}
+    if engine == "vllm":
+        engine_spec |= {"dtype": "float32", "exactness": "fast"}
     return load_spec(
         {
             "name": "chaos",
@@ -62,13 +67,13 @@ def spec_of(
             "verifier": verifier,
             "proposer": proposer,
             "model_fingerprint": pinned.model_fingerprint,
-            "engine": {"numeric_class": pinned.numeric_class},
+            "engine": engine_spec,
             "sampling": {
                 "max_tokens": MAX_TOKENS,
-                "temperature": 0.8,
+                "temperature": 0.0 if engine == "vllm" else 0.8,
                 "seed": 5,
                 "n": SAMPLES,
-                "logprobs": True,
+                "logprobs": engine != "vllm",
             },
             "speculation": {
                 "history_tokens": 0,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from specbatch.jobs.chaos.plan import Disturbance
 from specbatch.pipeline.bootstrap import KINDS
 
-EngineKind = Literal["stand-in", "real"]
+EngineKind = Literal["stand-in", "real", "vllm"]  # "real": the exact engine
 
 
 @dataclass(frozen=True, slots=True)

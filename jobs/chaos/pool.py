@@ -32,7 +32,7 @@ from specbatch.jobs.chaos.orders import (
 from specbatch.jobs.chaos.plan import Deed
 from specbatch.schemas.errors import SpecbatchError
 
-PATIENCE_SEC = 120.0  # for anything that is waited for
+PATIENCE_SEC = 300.0  # for anything that is waited for
 TURN_SEC = 0.02  # the longest turn without an event, before the store is polled
 FROZEN_LEASES = 1.6  # a frozen worker is thawed after so many leases
 _MOST_EARLY_ENDS = 200  # of workers that never got to work; an incident may keep them from it

@@ -25,6 +25,7 @@ class EngineChoice(StrEnum):
 
     STAND_IN = "stand-in"
     REAL = "real"
+    VLLM = "vllm"
 
 
 def chaos(
@@ -33,7 +34,8 @@ def chaos(
         int, typer.Option(help="seed of the first run; each further one adds 1", min=0)
     ] = 0,
     engine: Annotated[
-        EngineChoice, typer.Option(help="stand-in: tokens from a hash; real: the demo pair")
+        EngineChoice,
+        typer.Option(help="stand-in: tokens from a hash; real or vllm: the demo pair"),
     ] = EngineChoice.STAND_IN,
     workers: Annotated[int, typer.Option(help="worker processes", min=2, max=16)] = 2,
     redis: Annotated[
@@ -56,7 +58,7 @@ def chaos(
     from specbatch.jobs.chaos.private_redis import private_redis, refuse_used
 
     notify = (lambda _: None) if json else say  # the one line of JSON is all that is wanted
-    is_real = engine is EngineChoice.REAL
+    is_real = engine is not EngineChoice.STAND_IN
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specbatch-chaos-")))
         if redis is None:
@@ -68,7 +70,7 @@ def chaos(
             site(
                 folder,
                 redis,
-                engine="real" if is_real else "stand-in",
+                engine=engine.value,
                 workers=workers,
                 step_sec=0.0 if is_real else STEP_SEC,
                 notify=notify,

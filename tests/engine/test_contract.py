@@ -14,10 +14,15 @@ from specbatch.pipeline.engines.vllm.core import Core
 from specbatch.pipeline.engines.vllm.engine import VllmEngine
 from specbatch.pipeline.engines.vllm.probe import Verdict
 from support.engine_contract import *  # noqa: F403 - the tests, which take `bed`
-from support.engine_contract import Bed
+from support.engine_contract import Bed, capabilities, documented
 from support.models import TinyPair
 
 CONTEXT = 128
+
+
+@pytest.mark.parametrize("tiny_pair", ["native"], indirect=True)
+def test_the_documented_capabilities_are_those_found(tiny_pair: TinyPair) -> None:
+    assert capabilities(Bed(lambda: bench(tiny_pair.verifier).engine, 300)) == documented("exact")
 
 
 @pytest.fixture(params=["exact", "vllm", "stand-in"])
@@ -33,4 +38,4 @@ def vllm_without_vllm() -> VllmEngine:
     def make(drafted: bool) -> Core:
         return cast(Core, FakeCore(drafted))
 
-    return VllmEngine(make, Verdict(True, True), VOCABULARY, frozenset({2}), 4)
+    return VllmEngine(make, lambda _: Verdict(True, True), VOCABULARY, frozenset({2}), 4)

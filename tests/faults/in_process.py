@@ -83,7 +83,7 @@ class Shop:
         """A new job of the plan's shape; its id."""
         self._jobs += 1
         output = str(self.folder / "outputs" / str(self._jobs))
-        spec = spec_of(plan, self.prompts, output, self.verifier, self.proposer)
+        spec = spec_of(plan, self.prompts, output, self.verifier, self.proposer, self.engine)
         job, _ = make_client(self.settings, _silent, self.store).submit(spec)
         return job.job_id
 

@@ -16,6 +16,7 @@ from specbatch.schemas.errors import RequestCancelledError
 from specbatch.schemas.provenance import NO_TICKS, Ticks
 from specbatch.schemas.records import FinishReason, Origin, SamplingParams
 from specbatch.schemas.speculation import PRE_GENERATED
+from support.tree import ROOT
 
 TOKENS = 16
 PARAMS = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
@@ -157,3 +158,62 @@ def test_a_closed_service_takes_nothing(bed: Bed) -> None:
     except RequestCancelledError:
         return
     raise AssertionError("it took a request")
+
+
+# --- what an engine can do, as it is tried --------------------------------------------------------
+WARM = replace(PARAMS, temperature=0.9)
+CAPABILITIES: dict[str, dict[str, object]] = {
+    "greedy": {},
+    "`temperature`": {"params": WARM},
+    "`top_k`": {"params": replace(WARM, top_k=8)},
+    "`top_p`": {"params": replace(WARM, top_p=0.8)},
+    "`min_p`": {"params": replace(WARM, min_p=0.05)},
+    "`repetition_penalty`": {"params": replace(PARAMS, repetition_penalty=1.3)},
+    "`presence_penalty`": {"params": replace(PARAMS, presence_penalty=0.7)},
+    "`frequency_penalty`": {"params": replace(PARAMS, frequency_penalty=0.7)},
+    "`logit_bias`": {"params": replace(PARAMS, logit_bias=((20, 4.0),))},
+    "`bad_token_ids`": {"params": replace(PARAMS, bad_token_ids=(20,))},
+    "`min_tokens`": {"params": replace(PARAMS, min_tokens=12, stop_token_ids=(20,))},
+    "stop strings": {
+        "params": replace(PARAMS, stop=("no output has this",)),
+        "watch_text": lambda: lambda _: False,
+    },
+    "20 `top_logprobs`": {"params": replace(PARAMS, top_logprobs=20)},
+    "more `top_logprobs`": {"params": replace(PARAMS, top_logprobs=24)},
+    "an output that is continued": {"decided_ids": (21, 22, 23)},
+    "the same under `presence_penalty`": {
+        "decided_ids": (21, 22, 23),
+        "params": replace(PARAMS, presence_penalty=0.7),
+    },
+}
+
+
+def capabilities(bed: Bed) -> dict[str, str]:
+    """Each tried without drafts, then with its own output as drafts."""
+    engine = bed.make()
+    return {name: _tried(engine, bed, changes) for name, changes in CAPABILITIES.items()}
+
+
+def _tried(engine: SteppingEngine, bed: Bed, changes: dict[str, object]) -> str:
+    plain = finish(engine, bed.requests(3, depth=0, **changes))
+    if any(c.error for c in plain.values()):
+        return "refused"
+    only = frozenset({PRE_GENERATED})
+    given = [
+        bed.request(n, draft_ids=tokens, depth=4, sources=only, **changes)
+        for n, tokens in enumerate(in_order(plain))
+    ]
+    drafted = finish(engine, given)
+    if not any(c.proposed for c in drafted.values()):
+        return "without drafts"
+    same = in_order(drafted) == in_order(plain)
+    return "yes" if same else "yes, drafts change the draw"
+
+
+def documented(engine: str) -> dict[str, str]:
+    """An engine's column of the table in the documentation."""
+    text = (ROOT / "docs" / "howto" / "engines.md").read_text().partition("| tried |")[2]
+    header, _, *lines = text.partition("\n\n")[0].splitlines()
+    column = [name.strip(" `") for name in header.strip("|").split("|")].index(engine)
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {row[0]: row[1 + column] for row in rows}

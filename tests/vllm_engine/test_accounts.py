@@ -71,7 +71,7 @@ class Counted(Made):
 
 def engine_on(core: FakeCore) -> VllmEngine:
     of = cast(Core, core)
-    return VllmEngine(lambda _: of, SOUND, VOCABULARY, frozenset({2}), 4, core=of)
+    return VllmEngine(lambda _: of, lambda _: SOUND, VOCABULARY, frozenset({2}), 4)
 
 
 def ends_at(token: int) -> Callable[[], Callable[[int], bool]]:

@@ -35,7 +35,7 @@ class Made:
             self.cores.append(FakeCore(drafted, **of_core))  # type: ignore[arg-type]  # options by name
             return self.cores[-1]
 
-        self.engine = VllmEngine(make, verdict, VOCABULARY, frozenset({2}), 4)  # type: ignore[arg-type]  # a core without vLLM
+        self.engine = VllmEngine(make, lambda _: verdict, VOCABULARY, frozenset({2}), 4)  # type: ignore[arg-type]  # a core without vLLM
 
     def run(self, requests: Sequence[Request]) -> dict[str, Completion]:
         for request in requests:
@@ -194,11 +194,34 @@ def test_what_vllm_cannot_draft_for_has_a_core_without_speculation() -> None:
     assert {w.request_id for b in made.cores[0].batches for w in b} == {"r0", "r3", "r4"}
 
 
+def test_a_job_that_never_drafts_has_a_core_without_speculation() -> None:
+    made = Made(APART)
+    done = made.run([request(0, depth=0), request(1, SAMPLED, depth=0)])
+    assert [core.options.max_depth for core in made.cores] == [0]
+    assert max(len(batch) for batch in made.cores[0].batches) == 2  # the fault is of drafts
+    assert done["r0"].token_ids == right(0)
+
+
+def test_it_stays_in_a_core_that_others_need_for_drafts() -> None:
+    made = Made()
+    made.engine.add(request(0, depth=0))
+    made.engine.step()
+    made.engine.add(request(1, draft_ids=right(1), depth=4))
+    made.engine.add(request(2, depth=0))
+    done = made.finish()
+    assert [core.options.max_depth for core in made.cores] == [0, 4]
+    assert {w.request_id for b in made.cores[0].batches for w in b} == {"r0", "r2"}
+    made.engine.add(request(3, depth=0))
+    made.finish(list(done.values()))
+    assert len(made.cores) == 2
+
+
 def test_nothing_is_drafted_where_the_probe_found_a_fault() -> None:
     made = Made(OFF)
     done = made.run([request(0, draft_ids=right(0), depth=4)])["r0"]
     assert done.proposed == 0
-    assert [core.options.max_depth for core in made.cores] == [0]
+    assert [core.options.max_depth for core in made.cores] == [4, 0]
+    assert made.cores[0].steps == 0
 
 
 def test_nobody_waits_for_ever_behind_another_kind() -> None:

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from specbatch.pipeline.engines.clock import now
 from specbatch.pipeline.engines.contract import Completion, EngineStats, Request, RowIds, Wanted
@@ -31,6 +31,8 @@ from specbatch.schemas.errors import (
 from specbatch.schemas.provenance import Ticks
 from specbatch.schemas.records import FinishReason
 from specbatch.schemas.speculation import AcceptanceCount
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -271,9 +273,7 @@ class EngineService:
             with self._gate:
                 if not self._closing:
                     try:
-                        self._engine = self._made()
-                    except BrokenModelError as error:  # whatever the job
-                        raise ModelLostError(str(error)) from None
+                        self._engine = made(self._make_engine)
                     except UsageError as error:  # no retry will help, and no row is at fault
                         log.error("no engine can be made: %s", error)
                         self._fail_all(arrived, error)
@@ -302,20 +302,6 @@ class EngineService:
                 for wanted in self._engine.wanted():
                     self._on_wanted(wanted)
             self._learn()
-
-    def _made(self) -> SteppingEngine:
-        """A new engine. Raises `NoEngineError` if a retry may work: no row is at fault."""
-        try:
-            return self._make_engine()
-        except SpecbatchError as error:
-            if type(error) is EngineError:
-                raise NoEngineError(str(error)) from error
-            raise
-        except Exception as error:
-            failure = engine_error(error, "making an engine")
-            if isinstance(failure, DeviceLostError):
-                raise failure from error
-            raise NoEngineError(str(failure)) from error
 
     def _deliver_step(self, engine: SteppingEngine) -> None:
         with self._gate:
@@ -371,6 +357,27 @@ class EngineService:
         for ticket in {*self._tickets.values(), *arrived}:
             ticket.fail(error)
         self._tickets.clear()
+
+
+def made(make: Callable[[], T]) -> T:
+    """A new engine, or a part of one that loads the model.
+
+    Raises `NoEngineError` if a retry may work, and `ModelLostError` if the model's files are at
+    fault: in neither case a row is.
+    """
+    try:
+        return make()
+    except BrokenModelError as error:  # whatever the job
+        raise ModelLostError(str(error)) from None
+    except SpecbatchError as error:
+        if type(error) is EngineError:
+            raise NoEngineError(str(error)) from error
+        raise
+    except Exception as error:
+        failure = engine_error(error, "making an engine")
+        if isinstance(failure, DeviceLostError):
+            raise failure from error
+        raise NoEngineError(str(failure)) from error
 
 
 class EngineTicket:

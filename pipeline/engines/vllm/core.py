@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from typing import Any, NamedTuple
@@ -102,14 +103,25 @@ def vllm_version() -> str:
     )
 
 
+def _set_environment() -> None:
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+
+
+def warm_up() -> None:
+    """Import vLLM, which takes many seconds. Touches no device, and leaves no thread."""
+    _set_environment()
+    for name in ("vllm.v1.engine.llm_engine", "vllm.v1.worker.cpu_worker"):
+        import_module(name)
+
+
 class Core:
     """One engine core. Only one thread may use it."""
 
     def __init__(self, options: CoreOptions) -> None:
         """Loads the model. Raises `MissingExtraError`, and `ModelError` for what vLLM refuses."""
         vllm_version()
-        for name, value in ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
+        _set_environment()
         from vllm import EngineArgs
         from vllm.exceptions import VLLMValidationError
         from vllm.v1.engine.llm_engine import LLMEngine

@@ -55,17 +55,17 @@ class VllmEngine:
     def __init__(
         self,
         make_core: Callable[[bool], Core],
-        verdict: Verdict,
+        judge: Callable[[Core], Verdict],
         vocab_size: int,
         eos_ids: frozenset[int],
         max_sequences: int,
         knowledge: Knowledge | None = None,
-        core: Core | None = None,
     ) -> None:
-        """`make_core(drafted)` makes a core with speculation or without; `core` is one that exists.
-        `verdict`: what the probe found speculation to be good for. Only one thread may use it."""
+        """`make_core(drafted)` makes a core with speculation or without, once it is needed.
+        `judge` says what speculation in a core is good for. Only one thread may use it."""
         self._make_core = make_core
-        self._verdict = verdict
+        self._judge = judge
+        self._verdict: Verdict | None = None  # until a core with speculation was tried
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self._max_sequences = max_sequences
@@ -81,7 +81,7 @@ class VllmEngine:
         self._running: dict[str, Sequence] = {}  # by request id, in the order of their arrival
         self._refused: list[Completion] = []
         self._kind: Kind | None = None  # of those that run, or ran last
-        self._core = core
+        self._core: Core | None = None
         self._given = False  # drafts, in the last step
         self._overtaken = 0  # how many passed one that waits, since it could run
 
@@ -257,11 +257,18 @@ class VllmEngine:
         if not self._waiting:
             return
         if not self._running:
-            self._kind, self._overtaken = self._kind_of(self._waiting[0]), 0
-            self._change_core(self._kind.drafted)
+            self._kind, self._overtaken = self._prepare(self._waiting[0]), 0
         for sequence in list(self._admissible()):
             self._waiting.remove(sequence)
             self._start(sequence)
+
+    def _prepare(self, first: Sequence) -> Kind:
+        """Have the core that a request needs. With speculation, it is tried before it is used."""
+        if self._verdict is None and self._may_draft(first):
+            self._verdict = self._judge(self._changed_core(True))
+        kind = self._kind_of(first)
+        self._changed_core(kind.drafted)
+        return kind
 
     def _admissible(self) -> Iterator[Sequence]:
         room, passed = self._max_sequences - len(self._running), False
@@ -279,17 +286,28 @@ class VllmEngine:
             yield sequence
 
     def _kind_of(self, sequence: Sequence) -> Kind:
-        """Who never drafts stays in a core that does: changing it would load the model again."""
-        params = sequence.request.params
-        drafted = self._verdict.drafts and not needs_no_speculation(params)
-        greedy = None if self._verdict.mixed or not drafted else params.temperature == 0
-        return Kind(drafted, greedy)
+        drafted = self._may_draft(sequence)
+        apart = drafted and self._verdict is not None and not self._verdict.mixed
+        return Kind(drafted, sequence.request.params.temperature == 0 if apart else None)
 
-    def _change_core(self, drafted: bool) -> None:
-        if self._core is not None and bool(self._core.options.max_depth) == drafted:
-            return
-        self.close()
-        self._core = self._make_core(drafted)
+    def _may_draft(self, sequence: Sequence) -> bool:
+        """Whether it runs in a core with speculation. Who never drafts takes the core that is here:
+        another one would load the model again."""
+        if needs_no_speculation(sequence.request.params):
+            return False
+        if self._verdict is not None and not self._verdict.drafts:
+            return False
+        return sequence.request.depth != 0 or self._speculates
+
+    @property
+    def _speculates(self) -> bool:
+        return self._core is not None and self._core.options.max_depth > 0
+
+    def _changed_core(self, drafted: bool) -> Core:
+        if self._core is None or self._speculates != drafted:
+            self.close()
+            self._core = self._make_core(drafted)
+        return self._core
 
     def _start(self, sequence: Sequence) -> None:
         assert self._core is not None

@@ -18,7 +18,7 @@ import torch
 
 from specbatch.pipeline.engines.contract import EngineStats, ModelFolder, Wanted
 from specbatch.pipeline.engines.exact.model.loader import choose_dtype
-from specbatch.pipeline.engines.exact.service import EngineService
+from specbatch.pipeline.engines.exact.service import EngineService, made
 from specbatch.pipeline.engines.models.draft_names import pins_of
 from specbatch.pipeline.engines.models.fingerprint import unchanged
 from specbatch.pipeline.engines.models.model_folder import LoadedModels
@@ -177,50 +177,48 @@ class VllmHost:
             return self._running.service
 
     def _make_engine(self, dtype: str) -> VllmEngine:
-        """A new engine for the calling thread; loads the model and probes it."""
+        """A new engine for the calling thread. It loads the model once requests need it."""
         assert self._running is not None
         broken, self._running.engine = self._running.engine, None
         if broken is not None:
             broken.close()
         with self._naming:
             self._models.check_changed()
-        folder, depth = self.model, self._options.max_depth
-        make = partial(self._make_core, folder, dtype)
-        snapshot, core = unchanged(folder.ref, folder.path, partial(make, True))
-        with self._naming:
-            self._models.note(folder, snapshot)
-        verdict = NO_SPECULATION
-        if depth:
-            try:
-                verdict = probe(core, folder.vocab_size, dtype, depth)
-            except Exception:
-                core.close()  # the next one needs its memory
-                raise
+        folder = self.model
         knowledge = (self._store and self._store.load(self._about(dtype))) or Knowledge()
         self._running.engine = VllmEngine(
-            make,
-            verdict,
+            partial(self._make_core, folder, dtype),
+            partial(self._tried, folder, dtype),
             folder.vocab_size,
             eos_ids_of(folder),
             self._options.max_sequences,
             knowledge,
-            core,
         )
         return self._running.engine
 
     def _make_core(self, folder: ModelFolder, dtype: str, drafted: bool) -> Core:
+        """Load the model."""
         options = self._options
-        return Core(
-            CoreOptions(
-                str(folder.path),
-                dtype,
-                options.max_sequences,
-                options.max_batch_tokens,
-                options.max_depth if drafted else 0,
-                options.kv_cache_bytes,
-                more=options.more,
-            )
+        core_options = CoreOptions(
+            str(folder.path),
+            dtype,
+            options.max_sequences,
+            options.max_batch_tokens,
+            options.max_depth if drafted else 0,
+            options.kv_cache_bytes,
+            more=options.more,
         )
+        loading = partial(unchanged, folder.ref, folder.path, partial(Core, core_options))
+        snapshot, core = made(loading)
+        with self._naming:
+            self._models.note(folder, snapshot)
+        return core
+
+    def _tried(self, folder: ModelFolder, dtype: str, core: Core) -> Verdict:
+        """What its speculation is good for."""
+        if not core.options.max_depth:
+            return NO_SPECULATION
+        return probe(core, folder.vocab_size, dtype, core.options.max_depth)
 
     def _keeping(self, dtype: str) -> Callable[[Knowledge], None] | None:
         return None if self._store is None else partial(self._store.keep, self._about(dtype))

@@ -29,7 +29,7 @@ from specbatch.pipeline.engines.vllm.probe import Verdict, probe
 from specbatch.schemas.records import FinishReason, Origin, SamplingParams
 from specbatch.schemas.speculation import PRE_GENERATED
 from support.engine_contract import *  # noqa: F403 - the tests of the contract, which take `bed`
-from support.engine_contract import Bed
+from support.engine_contract import Bed, capabilities, documented
 
 DEMO = Path(demo).parent
 MODEL = DEMO / "models" / "verifier"
@@ -60,7 +60,7 @@ def verdict(truth: list[tuple[int, ...]]) -> Verdict:  # noqa: ARG001 - its core
 @pytest.fixture
 def engine(verdict: Verdict) -> Iterator[VllmEngine]:
     made = VllmEngine(
-        make_core, verdict, MODEL_FOLDER.vocab_size, frozenset({2}), SEQUENCES, core=None
+        make_core, lambda _: verdict, MODEL_FOLDER.vocab_size, frozenset({2}), SEQUENCES
     )
     yield made
     made.close()
@@ -73,7 +73,7 @@ def bed(verdict: Verdict) -> Iterator[Bed]:
 
     def make() -> VllmEngine:
         vocab = MODEL_FOLDER.vocab_size
-        return VllmEngine(make_core, verdict, vocab, frozenset({2}), SEQUENCES, core=shared)
+        return VllmEngine(lambda _: shared, lambda _: verdict, vocab, frozenset({2}), SEQUENCES)
 
     yield Bed(make, MODEL_FOLDER.vocab_size)
     shared.close()
@@ -141,6 +141,10 @@ def complete(engine: VllmEngine, given: Sequence[Request]) -> Mapping[str, Compl
 
 def tokens(done: Mapping[str, Completion]) -> list[tuple[int, ...]]:
     return [done[f"r{i}"].token_ids for i in range(len(prompts()))]
+
+
+def test_the_documented_capabilities_are_those_found(bed: Bed) -> None:
+    assert capabilities(bed) == documented("vllm")
 
 
 def test_the_probe_finds_the_fault_of_this_version(verdict: Verdict) -> None:
