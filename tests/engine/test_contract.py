@@ -38,4 +38,4 @@ def vllm_without_vllm() -> VllmEngine:
     def make(drafted: bool) -> Core:
         return cast(Core, FakeCore(drafted))
 
-    return VllmEngine(make, lambda _: Verdict(True, True), VOCABULARY, frozenset({2}), 4)
+    return VllmEngine(make, lambda _: Verdict(True, True, True), VOCABULARY, frozenset({2}), 4)

@@ -167,11 +167,9 @@ CAPABILITIES: dict[str, dict[str, object]] = {
     "`temperature`": {"params": WARM},
     "`top_k`": {"params": replace(WARM, top_k=8)},
     "`top_p`": {"params": replace(WARM, top_p=0.8)},
-    "`min_p`": {"params": replace(WARM, min_p=0.05)},
     "`repetition_penalty`": {"params": replace(PARAMS, repetition_penalty=1.3)},
     "`presence_penalty`": {"params": replace(PARAMS, presence_penalty=0.7)},
     "`frequency_penalty`": {"params": replace(PARAMS, frequency_penalty=0.7)},
-    "`logit_bias`": {"params": replace(PARAMS, logit_bias=((20, 4.0),))},
     "`bad_token_ids`": {"params": replace(PARAMS, bad_token_ids=(20,))},
     "`min_tokens`": {"params": replace(PARAMS, min_tokens=12, stop_token_ids=(20,))},
     "stop strings": {
@@ -185,6 +183,8 @@ CAPABILITIES: dict[str, dict[str, object]] = {
         "decided_ids": (21, 22, 23),
         "params": replace(PARAMS, presence_penalty=0.7),
     },
+    "`min_p`": {"params": replace(WARM, min_p=0.05)},
+    "`logit_bias`": {"params": replace(PARAMS, logit_bias=((20, 4.0),))},
 }
 
 

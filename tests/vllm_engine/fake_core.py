@@ -38,7 +38,8 @@ class Running:
 
 class FakeCore:
     """`chunk`: prompt tokens of a step. `faulty`: what makes greedy outputs wrong, if anything:
-    `mixed` (a sampled request in the batch) or `drafts`. `deaf`: drafts are never accepted."""
+    `mixed` (a sampled request in the batch) or `drafts`; `sampled`: drafts make sampled ones wrong.
+    `deaf`: drafts are never accepted."""
 
     def __init__(
         self, drafted: bool = True, sequences: int = 4, chunk: int = 8, faulty: str = ""
@@ -116,8 +117,13 @@ class FakeCore:
             while token in work.stop_ids:
                 token = 10 + (token + 1) % (VOCABULARY - 10)
         sampled = any(other.work.params.temperature for other in self._running.values())
-        wrong = {"mixed": sampled, "drafts": drafted}.get(self._faulty, False)
-        return 3 if wrong and not work.params.temperature else token
+        hot = bool(work.params.temperature)
+        wrong = {
+            "mixed": sampled and not hot,
+            "drafts": drafted and not hot,
+            "sampled": drafted and hot,
+        }
+        return 3 if wrong.get(self._faulty) else token
 
     def drop(self, request_ids: Iterable[str]) -> None:
         for name in request_ids:

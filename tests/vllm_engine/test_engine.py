@@ -21,7 +21,11 @@ from specbatch.schemas.speculation import PRE_GENERATED
 TOKENS = 24
 GREEDY = SamplingParams(max_tokens=TOKENS)
 SAMPLED = replace(GREEDY, temperature=0.7)
-SOUND, APART, OFF = Verdict(True, True), Verdict(True, False), Verdict(False, False)
+SOUND, APART, OFF = (
+    Verdict(True, True, True),
+    Verdict(True, False, True),
+    Verdict(False, False, False),
+)
 BLOCK = frozenset({PRE_GENERATED})
 
 
@@ -214,6 +218,17 @@ def test_it_stays_in_a_core_that_others_need_for_drafts() -> None:
     made.engine.add(request(3, depth=0))
     made.finish(list(done.values()))
     assert len(made.cores) == 2
+
+
+def test_sampled_requests_have_a_plain_core_where_drafts_would_change_them() -> None:
+    made = Made(Verdict(True, False, False), faulty="sampled")
+    given = [request(n, SAMPLED if n % 2 else GREEDY, draft_ids=right(n), depth=4, sources=BLOCK)
+             for n in range(8)]  # fmt: skip
+    done = made.run(given)
+    assert [done[f"r{n}"].token_ids for n in range(8)] == [right(n) for n in range(8)]
+    assert [core.options.max_depth for core in made.cores] == [4, 0]
+    assert all(w.params.temperature for b in made.cores[1].batches for w in b)
+    assert {n for n in range(8) if done[f"r{n}"].accepted} == {0, 2, 4, 6}
 
 
 def test_nothing_is_drafted_where_the_probe_found_a_fault() -> None:

@@ -293,9 +293,10 @@ class VllmEngine:
     def _may_draft(self, sequence: Sequence) -> bool:
         """Whether it runs in a core with speculation. Who never drafts takes the core that is here:
         another one would load the model again."""
-        if needs_no_speculation(sequence.request.params):
+        params, verdict = sequence.request.params, self._verdict
+        if needs_no_speculation(params):
             return False
-        if self._verdict is not None and not self._verdict.drafts:
+        if verdict is not None and not (verdict.sampled if params.temperature else verdict.drafts):
             return False
         return sequence.request.depth != 0 or self._speculates
 

@@ -39,7 +39,7 @@ from specbatch.schemas.spec import EngineSpec, SpeculationSpec
 
 log = logging.getLogger(__name__)
 
-NO_SPECULATION = Verdict(False, True, ())
+NO_SPECULATION = Verdict(drafts=False, mixed=True, sampled=False)
 
 
 @dataclass(frozen=True, slots=True)

