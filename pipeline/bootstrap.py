@@ -259,11 +259,12 @@ def make_worker(
         if fake_models is not None:
             return fake_models.engines(folder, beside_it)
         on_wanted = refills.want if refills and model_index == 0 else None
+        observer = None if meter is None else meter.observer(verifies=drafts)
         if settings.engine == VLLM and model_index == 0:
             from specbatch.pipeline.engines.vllm.host import VllmHost
 
             options = _vllm_options(settings, only_job)
-            return VllmHost(folder, options, gate, knowledge, on_wanted)
+            return VllmHost(folder, options, gate, knowledge, on_wanted, observer)
         from specbatch.pipeline.engines.exact.host import EngineHost
 
         assert device is not None
@@ -279,7 +280,7 @@ def make_worker(
             knowledge_store=knowledge,
             on_wanted=on_wanted,
             extra_draft_models=beside if drafts else (),
-            observer=None if meter is None else meter.observer(verifies=drafts),
+            observer=observer,
             drift_every=settings.drift_every_steps,
             only_job=only_job,
         )

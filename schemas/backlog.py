@@ -168,9 +168,13 @@ class PinnedJob:
             wanted = shown(self.proposer_fingerprint or "")
             return f"waits for a worker with draft model fingerprint {wanted}; alive: {there}"
         if self.numeric_class in (None, UNKNOWN):
-            return (
-                None if drafting else f"waits for a worker with model `{self.model}`; alive: none"
-            )
+            if not drafting:
+                return f"waits for a worker with model `{self.model}`; alive: none"
+            if self.numeric_class == UNKNOWN or any(s.class_of(self.key) for s in drafting):
+                return None
+            keys = _joined(key for serves in drafting for key, _ in serves.classes)
+            wanted = f"runs {self.key} (dtype, exactness, weights)"
+            return f"waits for a worker that {wanted}; alive: {keys}"
         classes = {name for serves in drafting if (name := serves.class_of(self.key))}
         if self.numeric_class in classes:
             return None

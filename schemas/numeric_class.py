@@ -137,6 +137,7 @@ class Serves:
     fingerprint: Fingerprint | None = None  # of the model's files; None: not known
     drafts: tuple[str, ...] = ()  # fingerprints of the draft models beside it, sorted
     only_job: str | None = None  # the one job that a local run works on; None: any
+    probe: str | None = None  # what was found when the engine was tried, in words; None: it was not
 
     @classmethod
     def of(
@@ -180,6 +181,7 @@ class Serves:
             "fingerprint": self.fingerprint and self.fingerprint.as_json(),
             "drafts": list(self.drafts),
             "only_job": self.only_job,
+            "probe": self.probe,
         }
 
     @classmethod
@@ -189,8 +191,10 @@ class Serves:
         of_classes = cls.of(values["model"], values["classes"], values.get("facts"))
         fingerprint = Fingerprint.from_json(values.get("fingerprint"))
         drafts = tuple(values.get("drafts", ()))
-        only_job = values.get("only_job")
-        return replace(of_classes, fingerprint=fingerprint, drafts=drafts, only_job=only_job)
+        only_job, probe = values.get("only_job"), values.get("probe")
+        return replace(
+            of_classes, fingerprint=fingerprint, drafts=drafts, only_job=only_job, probe=probe
+        )
 
 
 def preferred(key: str, own: Serves, alive: Iterable[Serves]) -> str | None:

@@ -183,7 +183,9 @@ print(done["text"].notna().sum(), "texts of", len(done))
 """
 
 
-@pytest.mark.parametrize("output", [[], ["to-here"]], ids=["frame", "folder"])
+@pytest.mark.parametrize(
+    "output", [[], pytest.param(["to-here"], marks=pytest.mark.long)], ids=["frame", "folder"]
+)
 def test_ctrl_c_leaves_a_job_that_the_same_script_resumes(
     folder: Path, tiny_pair: TinyPair, output: list[str]
 ) -> None:

@@ -19,10 +19,13 @@ from ledger.builders import (
     new_job,
     position,
 )
+from sqlalchemy import select
 
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.sql.migrate import open_store
+from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.schemas.records import GroupWork, Lease, NewGroup, Stage
+from specbatch.schemas.tables import Tenant
 
 SPEC = {"sampling": {"max_tokens": 10, "n": 2}}
 
@@ -259,6 +262,43 @@ def test_who_comes_back_after_idling_has_saved_nothing(store: Store) -> None:
     plan(store, "job-late", 20, tenant="late")
     claimed = [found(next_of(store)).lease.job_id for _ in range(20)]
     assert 9 <= claimed.count("job-late") <= 11
+
+
+COST = 100.0  # of a claim of `plan`: 20 tokens of prompts, and 4 rows of 2 samples of 10
+
+
+def clocks(store: Store) -> dict[str, tuple[float, float]]:
+    """When each tenant's last claim began in virtual time, and what it was served by then."""
+    assert isinstance(store, SqlStore)
+    with store._db._reader.begin() as connection:
+        rows = connection.execute(select(Tenant.tenant, Tenant.started, Tenant.served))
+        return {row.tenant: (row.started, row.served) for row in rows}
+
+
+def test_a_claim_moves_its_tenant_on_by_its_cost(store: Store, clock: Clock) -> None:
+    plan(store, "job-a", 4, tenant="a")
+    clock.advance(1)
+    plan(store, "job-b", 2, tenant="b")
+    found(next_of(store))
+    assert clocks(store) == {"a": (0.0, COST)}, "the one that waits has no time yet"
+    found(next_of(store))
+    assert clocks(store) == {"a": (0.0, COST), "b": (0.0, COST)}
+    found(next_of(store))
+    assert clocks(store)["a"] == (COST, 2 * COST)
+    plan(store, "job-late", 1, tenant="late")
+    found(next_of(store))
+    assert clocks(store)["late"] == (COST, 2 * COST), "where the furthest of the others began"
+
+
+def test_one_that_was_never_served_goes_before_one_that_was(
+    weighted: Callable[[dict[str, float]], Store], clock: Clock
+) -> None:
+    store = weighted({"heavy": 1000.0})  # a claim costs it a tenth of a token
+    plan(store, "job-heavy", 2, tenant="heavy")
+    found(next_of(store))
+    clock.advance(1)
+    plan(store, "job-new", 1, tenant="new")
+    assert found(next_of(store)).lease.job_id == "job-new"
 
 
 def test_a_new_group_is_seen_at_once(store: Store) -> None:

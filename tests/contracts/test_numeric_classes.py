@@ -19,7 +19,7 @@ from contracts.shorthand import (
     together,
     verified,
 )
-from ledger.builders import JOB, LEASE_SEC, NO_TIME, RESULTS, Clock
+from ledger.builders import JOB, LEASE_SEC, NO_TIME, RESULTS, Clock, new_job
 
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.audit import EntryKind
@@ -65,6 +65,20 @@ def test_a_claim_that_looks_at_no_class_pins_none(store: Store) -> None:
     ingest(store)
     assert claim(store, 0).numeric_class is None
     assert pinned(store) is None
+
+
+def test_a_job_that_a_worker_cannot_run_as_asked_is_left_to_others(store: Store) -> None:
+    fast_only = Serves.of("big", {engine_key("auto", "fast", "as-is"): "vllm/bf16/5d0c1a2b"})
+    ingest(store)  # of `exactness: bitwise`
+    assert claim_next(store, "w", fast_only) is None
+    assert claim_group(store, 0, "w", fast_only) is None
+    assert store.ask_for_split("big", "w", fast_only) is None
+    spec = {**new_job().spec, "engine": {"exactness": "fast"}}
+    ingest(store, job_id="second", spec=spec)
+    work = found(claim_next(store, "w", fast_only))
+    assert (work.lease.job_id, work.numeric_class) == ("second", "vllm/bf16/5d0c1a2b")
+    assert pinned(store) is None
+    assert found(claim_next(store, "other", serving(F32))).lease.job_id == JOB
 
 
 def test_a_class_is_written_once(store: Store) -> None:

@@ -10,6 +10,7 @@ from rich.console import Console
 from specbatch.pipeline.observe.terminal.top import Board, Watch, as_json, tables
 from specbatch.schemas.backlog import WORK, Backlog, StageBacklog, WorkerNow
 from specbatch.schemas.job_progress import JobProgress
+from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import JobRow, JobState, Stage
 from specbatch.schemas.timekeeping import Device
@@ -49,6 +50,14 @@ def shown(board: Board, width: int = 140) -> str:
     with console.capture() as captured:
         console.print(tables(board))
     return captured.get().replace("\u00a0", " ")
+
+
+def test_what_a_worker_found_when_it_tried_its_engine_is_shown() -> None:
+    serves = replace(Serves.of("big", {}), probe="vLLM 0.32.0: speculation is off: drafts of 1")
+    worker = replace(WORKER, serves=Serves.from_json(serves.as_json()))
+    board = Watch().board(backlog(workers=(worker,)), [])
+    assert "worker night-1:77: vLLM 0.32.0: speculation is off" in shown(board)
+    assert as_json(board)["workers"][0]["probe"] == serves.probe
 
 
 def test_one_sample_shows_means_since_the_start() -> None:

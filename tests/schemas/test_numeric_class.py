@@ -16,6 +16,7 @@ from specbatch.schemas.numeric_class import (
     class_note,
     contradiction,
     dtype_of,
+    engine_key,
     key_of_spec,
     preferred,
 )
@@ -95,6 +96,16 @@ def test_a_job_says_what_it_waits_for() -> None:
         f"waits for a worker of numeric class {A}; alive: {B}"
     )
     assert str(job.waits_to_verify([])).endswith("alive: none")
+
+
+def test_a_job_without_a_class_says_that_nobody_runs_what_it_asks_for() -> None:
+    fast = engine_key("auto", "fast", "as-is")
+    job = PinnedJob("j", "big", None, engine_key("auto", "bitwise", "as-is"))
+    assert job.waits_to_verify([worker(Serves.of("big", {fast: B}))]) == (
+        "waits for a worker that runs auto/bitwise/as-is (dtype, exactness, weights); "
+        "alive: auto/fast/as-is"
+    )
+    assert job.waits_to_verify([worker(Serves.of("big", {fast: B})), worker(of(A))]) is None
 
 
 def test_classes_that_differ_are_named() -> None:

@@ -8,6 +8,7 @@ from hashlib import blake2b
 
 from specbatch.pipeline.engines.vllm.core import CoreOptions, Emitted, Work
 from specbatch.schemas.errors import EngineError
+from specbatch.schemas.records import TopLogprobs
 
 VOCABULARY = 500
 CONTEXT = 200
@@ -25,6 +26,16 @@ def output_of(prompt: Sequence[int], count: int) -> tuple[int, ...]:
     for _ in range(count):
         tokens.append(next_token(tokens))
     return tuple(tokens[len(prompt) :])
+
+
+def _judged(prompt: Sequence[int]) -> list[TopLogprobs]:
+    """The likeliest token at each place but the first, and the one that is there."""
+    found: list[TopLogprobs] = []
+    for place in range(1, len(prompt)):
+        likeliest, there = next_token(prompt[:place]), prompt[place]
+        same = likeliest == there
+        found.append(((there,), (LOGPROB,)) if same else ((likeliest, there), (LOGPROB, -3.0)))
+    return found
 
 
 @dataclass
@@ -108,7 +119,8 @@ class FakeCore:
         tops = (
             [((token, 1), (LOGPROB, -9.0)) for token in tokens] if work.params.top_logprobs else []
         )
-        return Emitted(name, tokens, [value] * len(tokens), tops, len(draft), finished)
+        judged = _judged(work.prompt_ids) if work.judge_prompt else ()
+        return Emitted(name, tokens, [value] * len(tokens), tops, len(draft), finished, judged)
 
     def _token(self, running: Running, drafted: bool) -> int:
         work = running.work
@@ -132,6 +144,10 @@ class FakeCore:
     def computed(self, request_id: str) -> int | None:
         running = self._running.get(request_id)
         return None if running is None else running.computed
+
+    @property
+    def kv_blocks(self) -> tuple[int, int, int]:
+        return len(self._running), 64 - len(self._running), 0
 
     def close(self) -> None:
         self.closed = True

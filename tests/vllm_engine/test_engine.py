@@ -15,7 +15,7 @@ from specbatch.pipeline.engines.vllm.engine import PASSED_OVER, VllmEngine
 from specbatch.pipeline.engines.vllm.probe import Verdict
 from specbatch.schemas.errors import EngineError
 from specbatch.schemas.provenance import NO_TICKS, Ticks
-from specbatch.schemas.records import FinishReason, Origin, SamplingParams
+from specbatch.schemas.records import FinishReason, Origin, Recheck, SamplingParams
 from specbatch.schemas.speculation import PRE_GENERATED
 
 TOKENS = 24
@@ -32,14 +32,21 @@ BLOCK = frozenset({PRE_GENERATED})
 class Made:
     """An engine, and every core that it made."""
 
-    def __init__(self, verdict: Verdict = SOUND, **of_core: object) -> None:
+    def __init__(self, verdict: Verdict = SOUND, one_in: int = 64, **of_core: object) -> None:
         self.cores: list[FakeCore] = []
 
         def make(drafted: bool) -> FakeCore:
             self.cores.append(FakeCore(drafted, **of_core))  # type: ignore[arg-type]  # options by name
             return self.cores[-1]
 
-        self.engine = VllmEngine(make, lambda _: verdict, VOCABULARY, frozenset({2}), 4)  # type: ignore[arg-type]  # a core without vLLM
+        self.engine = VllmEngine(
+            make,  # type: ignore[arg-type]  # a core without vLLM
+            lambda _: verdict,
+            VOCABULARY,
+            frozenset({2}),
+            4,
+            recheck_one_in=one_in,
+        )
 
     def run(self, requests: Sequence[Request]) -> dict[str, Completion]:
         for request in requests:
@@ -333,3 +340,48 @@ def test_behind_its_service_a_failed_step_fails_its_requests_and_the_next_go_on(
         assert len(engines) == 2
     finally:
         service.close()
+
+
+# --- recheck --------------------------------------------------------------------------------------
+def test_finished_outputs_are_fed_again_and_agree() -> None:
+    made = Made(one_in=1)
+    done = made.run([request(n, draft_ids=right(n), depth=3) for n in range(6)])
+    assert [done[f"r{n}"].token_ids for n in range(6)] == [right(n) for n in range(6)]
+    assert {c.recheck for c in done.values()} == {Recheck(TOKENS, 0, 0.0)}
+    assert made.engine.stats.checked_tokens == 6 * TOKENS
+    assert made.engine.stats.finished == 6
+
+
+def test_a_recheck_finds_tokens_that_the_model_does_not_decide() -> None:
+    made = Made(one_in=1, faulty="drafts")
+    done = made.run([request(0, draft_ids=right(0), depth=3, sources=BLOCK), request(1, depth=0)])
+    assert done["r0"].recheck.tokens == TOKENS
+    assert done["r0"].recheck.differing == made.engine.stats.differing_tokens > 0
+    assert done["r0"].recheck.largest_margin == made.engine.stats.largest_margin == 2.5
+    assert done["r1"].recheck == Recheck(TOKENS, 0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"params": SAMPLED}, "drawn"),
+        ({"params": replace(GREEDY, repetition_penalty=1.2)}, "other logits"),
+        ({"params": replace(GREEDY, min_tokens=3)}, "stop tokens were masked"),
+        ({"decided_ids": right(0)[:4]}, "another engine decided some"),
+        ({"prompt_ids": prompt_of(0, CONTEXT - 4)}, "it fills the context"),
+    ],
+)
+def test_only_plainly_greedy_outputs_are_fed_again(changes: dict[str, object], why: str) -> None:
+    done = Made(one_in=1).run([request(0, **changes)])["r0"]
+    assert done.error is None, why
+    assert done.recheck == Recheck(), why
+
+
+def test_a_request_that_is_cancelled_in_its_recheck_ends_once() -> None:
+    made = Made(one_in=1)
+    made.engine.add(request(0, replace(GREEDY, max_tokens=3), draft_ids=right(0)))
+    while made.engine.stats.generated_tokens < 3:
+        assert made.engine.step() == []
+    dropped = made.engine.cancel(lambda r: r.request_id == "r0")
+    assert [c.request_id for c in dropped] == ["r0"]
+    assert made.engine.idle

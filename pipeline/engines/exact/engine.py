@@ -83,8 +83,9 @@ class Engine:
         self._accounts = StepAccounts(self.stats, self._speculator.knowledge.step_time)
         self._watch: Watch | None = None
         if observer is not None:
-            blocks = runner.blocks
-            self._watch = Watch(observer, self.stats, blocks, max_sequences, proposers, drift_every)
+            self._watch = Watch(
+                observer, self.stats, self._kv_blocks, max_sequences, proposers, drift_every
+            )
             self._speculator.decision_log.on_decision = observer.drafting_switched
 
     # --- what callers do -----------------------------------------------------------------------
@@ -191,6 +192,9 @@ class Engine:
         draft_plan = self._speculator.propose(deciding, self._room_for_draft)
         drafting = asking + int(draft_plan.drafting_sec * TICKS_PER_SEC)
         return Step(plan, deciding, draft_plan, begun, drafting)
+
+    def _kv_blocks(self) -> tuple[int, int, int]:
+        return self._runner.blocks.counts
 
     def _room_for_draft(self, sequence: Sequence, wanted: int) -> int:
         return 0 if self._budget.strained else self._scheduler.room_for_draft(sequence, wanted)

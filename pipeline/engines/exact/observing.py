@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING, Protocol
 
@@ -11,7 +12,6 @@ from torch import Tensor
 from specbatch.pipeline.engines.clock import now
 from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.speculation.drift import EVERY_STEPS, DriftWatch
-from specbatch.pipeline.engines.exact.state.kv_blocks import BlockManager
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.schemas.figures import StepFigures
 from specbatch.schemas.provenance import TICKS_PER_SEC
@@ -55,15 +55,16 @@ class Watch:
         self,
         observer: Observer,
         stats: EngineStats,
-        blocks: BlockManager,
+        count_blocks: Callable[[], tuple[int, int, int]],
         most_sequences: int,
-        proposers: Seq[Proposer],
+        proposers: Seq[Proposer] = (),
         drift_every: int = EVERY_STEPS,
     ) -> None:
-        """`drift_every`: steps between two measurements of drift; 0: never measure."""
+        """`count_blocks` returns KV blocks that are held, free, and cached. `drift_every`: steps
+        between two measurements of drift; 0: never measure."""
         self._observer = observer
         self._stats = stats
-        self._blocks = blocks
+        self._count_blocks = count_blocks
         self._most_sequences = most_sequences
         self._drift = DriftWatch(proposers, observer.drifted, drift_every)
         self._reported = self._counts()
@@ -99,7 +100,7 @@ class Watch:
             passes.append((sum([p.take for p in part.plan]) + sum(drafted), len(part.plan)))
             depths.update(zip([draft.proposer for draft in part.drafts], drafted, strict=True))
         before, self._reported = self._reported, self._counts()
-        self._stats.kv_blocks = self._blocks.counts
+        self._stats.kv_blocks = self._count_blocks()
         self._observer.stepped(
             StepFigures(
                 passes,
@@ -113,7 +114,7 @@ class Watch:
 
     def finished(self, sequence: Sequence) -> None:
         """The sequence left the engine."""
-        self._stats.kv_blocks = self._blocks.counts
+        self._stats.kv_blocks = self._count_blocks()
         first_at = self._first_at.pop(sequence, None)
         more = sequence.num_output - 1
         if first_at is not None and more > 0 and sequence.finish_reason in _ENDED:

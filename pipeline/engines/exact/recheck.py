@@ -52,11 +52,7 @@ class Rechecker:
         self._one_in = one_in
 
     def wants(self, request: Request) -> bool:
-        """A pure function of the request's id: a retry rechecks the same completions."""
-        if request.decided_ids:  # not all of its output is this engine's
-            return False
-        digest = hashlib.sha256(request.request_id.encode()).digest()
-        return int.from_bytes(digest[:8], "big") % self._one_in == 0
+        return is_chosen(request, self._one_in)
 
     def check(self, done: Sequence) -> Recheck | None:
         """Compare the tokens of a finished sequence; None if there are no blocks for it now.
@@ -106,6 +102,14 @@ class Rechecker:
                 if token != output[first + row]
             ]
         return found
+
+
+def is_chosen(request: Request, one_in: int = ONE_IN) -> bool:
+    """A pure function of the request's id: a retry rechecks the same completions."""
+    if request.decided_ids:  # not all of its output is this engine's
+        return False
+    digest = hashlib.sha256(request.request_id.encode()).digest()
+    return int.from_bytes(digest[:8], "big") % one_in == 0
 
 
 def _difference(

@@ -58,6 +58,7 @@ class Emitted(NamedTuple):
     tops: list[TopLogprobs]  # empty where not asked for
     drafted: int  # draft tokens that were verified: fewer than given where there was no room
     finished: bool
+    prompt_tops: Seq[TopLogprobs] = ()  # of the prompt's tokens but the first, if asked for
 
 
 class Work(NamedTuple):
@@ -69,6 +70,7 @@ class Work(NamedTuple):
     stop_ids: Collection[int]
     max_tokens: int
     seed: int
+    judge_prompt: bool = False  # tell what the model would have decided at each prompt token
 
 
 class NoDrafts:
@@ -193,7 +195,8 @@ class Core:
         tops = [_top(of) for of in sample.logprobs] if len(sample.logprobs[0]) > 1 else []
         if output.finished:
             self._forget(name)
-        return Emitted(name, tokens, logprobs, tops, drafted, output.finished)
+        judged = [_top(of) for of in output.prompt_logprobs or () if of is not None]
+        return Emitted(name, tokens, logprobs, tops, drafted, output.finished, judged)
 
     def drop(self, request_ids: Iterable[str]) -> None:
         """Abort requests; unknown ones are ignored."""
@@ -212,6 +215,13 @@ class Core:
         _, inner = self._inner.get(request_id, ("", ""))
         request = self._scheduler.requests.get(inner)
         return None if request is None else int(request.num_computed_tokens)
+
+    @property
+    def kv_blocks(self) -> tuple[int, int, int]:
+        """Blocks that are held, and free; which of the free ones are cached is not told."""
+        pool = self._scheduler.kv_cache_manager.block_pool
+        free = int(pool.get_num_free_blocks())
+        return int(pool.num_gpu_blocks) - 1 - free, free, 0
 
     @property
     def context_tokens(self) -> int:
@@ -273,6 +283,7 @@ def _vllm_params(work: Work) -> Any:
         stop_token_ids=sorted(work.stop_ids),
         ignore_eos=True,  # the model's end tokens are among the stop ids where they count
         logprobs=params.top_logprobs,
+        prompt_logprobs=1 if work.judge_prompt else None,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
     )

@@ -17,10 +17,12 @@ from typing import NamedTuple
 
 from specbatch.pipeline.engines.clock import now
 from specbatch.pipeline.engines.contract import Completion, EngineStats, Request, Wanted
+from specbatch.pipeline.engines.exact.observing import Observer, Watch
 from specbatch.pipeline.engines.exact.proposers.block import BlockProposer
 from specbatch.pipeline.engines.exact.proposers.guarded import GuardedProposer
 from specbatch.pipeline.engines.exact.proposers.history import HistoryProposer
 from specbatch.pipeline.engines.exact.proposers.ngram import NgramProposer
+from specbatch.pipeline.engines.exact.recheck import ONE_IN, is_chosen
 from specbatch.pipeline.engines.exact.speculation.speculator import Speculator
 from specbatch.pipeline.engines.exact.state.recovery import with_type
 from specbatch.pipeline.engines.exact.state.scheduler import Planned
@@ -28,13 +30,17 @@ from specbatch.pipeline.engines.exact.state.sequence import Sequence, stop_ids_o
 from specbatch.pipeline.engines.exact.state.step import NO_DRAFT, Draft, DraftPlan, Step
 from specbatch.pipeline.engines.exact.state.step_accounts import StepAccounts
 from specbatch.pipeline.engines.vllm.core import Core, Emitted, Work
-from specbatch.pipeline.engines.vllm.parameters import needs_no_speculation, refused
+from specbatch.pipeline.engines.vllm.parameters import (
+    is_plainly_greedy,
+    needs_no_speculation,
+    refused,
+)
 from specbatch.pipeline.engines.vllm.probe import Verdict
 from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.errors import EngineError
 from specbatch.schemas.provenance import TICKS_PER_SEC
-from specbatch.schemas.records import FinishReason, SamplingParams
+from specbatch.schemas.records import FinishReason, Recheck, SamplingParams
 from specbatch.schemas.speculation import AcceptanceCount
 
 log = logging.getLogger(__name__)
@@ -60,6 +66,8 @@ class VllmEngine:
         eos_ids: frozenset[int],
         max_sequences: int,
         knowledge: Knowledge | None = None,
+        observer: Observer | None = None,
+        recheck_one_in: int = ONE_IN,
     ) -> None:
         """`make_core(drafted)` makes a core with speculation or without, once it is needed.
         `judge` says what speculation in a core is good for. Only one thread may use it."""
@@ -77,8 +85,14 @@ class VllmEngine:
             knowledge or Knowledge(),
         )
         self._accounts = StepAccounts(self.stats, self._speculator.knowledge.step_time)
+        self._watch: Watch | None = None
+        if observer is not None:
+            self._watch = Watch(observer, self.stats, self._kv_blocks, max_sequences)
+            self._speculator.decision_log.on_decision = observer.drafting_switched
         self._waiting: deque[Sequence] = deque()
         self._running: dict[str, Sequence] = {}  # by request id, in the order of their arrival
+        self._recheck_one_in = recheck_one_in
+        self._rechecked: dict[str, Sequence] = {}  # finished; their outputs are fed once more
         self._refused: list[Completion] = []
         self._kind: Kind | None = None  # of those that run, or ran last
         self._core: Core | None = None
@@ -113,7 +127,7 @@ class VllmEngine:
     @property
     def unfinished(self) -> list[Sequence]:
         """All unfinished sequences. Any thread may read this."""
-        return [*list(self._running.values()), *self._waiting]
+        return [*list(self._running.values()), *list(self._rechecked.values()), *self._waiting]
 
     def unstarted(self) -> list[str]:
         return [s.request.request_id for s in self._waiting]
@@ -144,8 +158,13 @@ class VllmEngine:
         return self._block.wanting()
 
     @property
+    def verdict(self) -> Verdict | None:
+        """What the probe found; None: no core with speculation was needed yet."""
+        return self._verdict
+
+    @property
     def idle(self) -> bool:
-        return not (self._waiting or self._running or self._refused)
+        return not (self._waiting or self._running or self._rechecked or self._refused)
 
     def close(self) -> None:
         """Give the device's memory back."""
@@ -158,7 +177,7 @@ class VllmEngine:
         """One pass of the core over all that runs; returns what finished."""
         self._admit()  # it may load a model, which is no step
         begun = now()
-        if not self._running or self._core is None:
+        if not (self._running or self._rechecked) or self._core is None:
             return self._take_refused()
         drafting = [s for s in self._running.values() if s.num_output and s.pending == 1]
         plan = self._speculator.propose(drafting, self._room_for_draft)
@@ -175,6 +194,8 @@ class VllmEngine:
             raise
         passed = now() - passing
         self.stats.forward_sec += passed / TICKS_PER_SEC
+        judged = [event for event in emitted if event.request_id in self._rechecked]
+        emitted = [event for event in emitted if event.request_id not in self._rechecked]
         step = self._mirrored(emitted, drafts, plan, begun)
         step.pass_ticks = passed
         for event, sequence, draft in zip(emitted, step.deciding, step.drafts, strict=True):
@@ -184,7 +205,16 @@ class VllmEngine:
             self.stats.accepted += sequence.accepted - accepted
         self._count(step)
         self._accounts.step(step, [step], lambda rows: rows)
-        return self._take_refused() + self._take_finished(emitted, step)
+        if self._watch is not None:
+            self._watch.decided(step.deciding)
+        done = self._take_refused() + self._take_finished(emitted, step)
+        done += [self._take_recheck(event) for event in judged]
+        if self._watch is not None:
+            self._watch.stepped([step])
+        return done
+
+    def _kv_blocks(self) -> tuple[int, int, int]:
+        return (0, 0, 0) if self._core is None else self._core.kv_blocks
 
     def _room_for_draft(self, sequence: Sequence, wanted: int) -> int:
         most = 0 if self._core is None else self._core.options.max_depth
@@ -213,8 +243,15 @@ class VllmEngine:
             elif computed > sequence.kv.length:
                 planned.append(Planned(sequence, computed - sequence.kv.length))
             sequence.kv.length = computed
+        for request_id, sequence in self._rechecked.items():
+            computed = self._core.computed(request_id)
+            done = len(sequence.tokens) if computed is None else computed
+            if done > sequence.kv.length:
+                planned.append(Planned(sequence, done - sequence.kv.length))
+                sequence.kv.length = done
         if not planned:  # all were put off: the step is theirs all the same
-            planned = [Planned(sequence, 1) for sequence in self._running.values()]
+            put_off = (*self._running.values(), *self._rechecked.values())
+            planned = [Planned(sequence, 1) for sequence in put_off]
         of_step = [
             _verified(drafts.get(sequence, NO_DRAFT), event)
             for sequence, event in zip(deciding, emitted, strict=True)
@@ -256,7 +293,7 @@ class VllmEngine:
         """First come, first served among those that may share a batch."""
         if not self._waiting:
             return
-        if not self._running:
+        if not (self._running or self._rechecked):
             self._kind, self._overtaken = self._prepare(self._waiting[0]), 0
         for sequence in list(self._admissible()):
             self._waiting.remove(sequence)
@@ -346,9 +383,42 @@ class VllmEngine:
             if event.finished and sequence.finish_reason is None:
                 sequence.finish_reason = FinishReason.ERROR
                 sequence.error = "vLLM ended the request before its end"
-            if sequence.finish_reason is not None:
-                done.append(self._finish(sequence, sequence.finish_reason))
+            if sequence.finish_reason is None or self._is_rechecked(sequence):
+                continue
+            done.append(self._finish(sequence, sequence.finish_reason))
         return done
+
+    def _is_rechecked(self, sequence: Sequence) -> bool:
+        """Feed an output again, one of 64, as one prompt: `exactness: fast` has to measure what it
+        costs. Only of plainly greedy requests is it known what they should have decided."""
+        request, ended = sequence.request, sequence.finish_reason
+        if ended not in (FinishReason.STOP, FinishReason.LENGTH) or self._core is None:
+            return False
+        if not (is_plainly_greedy(request.params) and is_chosen(request, self._recheck_one_in)):
+            return False
+        if len(sequence.tokens) >= self._core.context_tokens:
+            return False
+        params = SamplingParams(max_tokens=1, ignore_eos=True)
+        self._core.drop([request.request_id])
+        self._core.add(
+            Work(request.request_id, sequence.tokens, params, (), 1, 0, judge_prompt=True)
+        )
+        del self._running[request.request_id]
+        self._rechecked[request.request_id] = sequence
+        sequence.kv.length = 0
+        return True
+
+    def _take_recheck(self, event: Emitted) -> Completion:
+        sequence = self._rechecked[event.request_id]
+        assert sequence.finish_reason is not None
+        judged = list(zip(sequence.output, event.prompt_tops[-sequence.num_output :], strict=True))
+        gaps = [tops[1][0] - tops[1][tops[0].index(token)] for token, tops in judged]
+        differing = [gap for gap in gaps if gap > 0]
+        sequence.recheck = Recheck(len(gaps), len(differing), max(differing, default=0.0))
+        self.stats.checked_tokens += len(gaps)
+        self.stats.differing_tokens += len(differing)
+        self.stats.largest_margin = max(self.stats.largest_margin, *differing, 0.0)
+        return self._finish(sequence, sequence.finish_reason)
 
     def _take_refused(self) -> list[Completion]:
         refused, self._refused = self._refused, []
@@ -357,14 +427,17 @@ class VllmEngine:
     def _finish(self, sequence: Sequence, reason: FinishReason) -> Completion:
         sequence.finish_reason = reason
         request_id = sequence.request.request_id
-        if self._running.get(request_id) is sequence:
-            del self._running[request_id]
+        of = self._rechecked if request_id in self._rechecked else self._running
+        if of.get(request_id) is sequence:
+            del of[request_id]
             if self._core is not None:
                 self._core.drop([request_id])
         elif sequence in self._waiting:
             self._waiting.remove(sequence)
         self._accounts.end(sequence)
         self._speculator.forget(sequence)
+        if self._watch is not None:
+            self._watch.finished(sequence)
         self.stats.finished += 1
         return sequence.completion()
 

@@ -18,6 +18,7 @@ import torch
 
 from specbatch.pipeline.engines.contract import EngineStats, ModelFolder, Wanted
 from specbatch.pipeline.engines.exact.model.loader import choose_dtype
+from specbatch.pipeline.engines.exact.observing import Observer
 from specbatch.pipeline.engines.exact.service import EngineService, made
 from specbatch.pipeline.engines.models.draft_names import pins_of
 from specbatch.pipeline.engines.models.fingerprint import unchanged
@@ -76,14 +77,16 @@ class VllmHost:
         gate: AbstractContextManager[object] | None = None,
         knowledge_store: KnowledgeKeeper | None = None,
         on_wanted: Callable[[Wanted], None] | None = None,
+        observer: Observer | None = None,
     ) -> None:
         """Raises `MissingExtraError` without a vLLM that is supported. Loads nothing."""
-        self._version = vllm_version()
+        self._version, self._transformers = vllm_version(), version("transformers")
         self._options = options
         self._models = LoadedModels(verifier)
         self._gate = gate
         self._store = knowledge_store
         self._on_wanted = on_wanted
+        self._observer = observer
         self._running: _Running | None = None
         self._stopped = False
         self._lock = threading.Lock()
@@ -107,7 +110,7 @@ class VllmHost:
             facts[name] = of_class
             classes[engine_key(asked, "fast", "as-is")] = name
         served = Serves.of(self.model.ref, classes, facts)
-        served = replace(served, only_job=self._options.only_job)
+        served = replace(served, only_job=self._options.only_job, probe=self._probe_in_words())
         with self._naming:
             try:
                 self._models.check_again()
@@ -115,6 +118,11 @@ class VllmHost:
                 log.warning("taking no jobs that pin a fingerprint: %s", error)
                 return served
             return replace(served, fingerprint=self._models.of(self.model))
+
+    def _probe_in_words(self) -> str | None:
+        engine = self._running and self._running.engine
+        verdict = engine and engine.verdict
+        return None if verdict is None else f"vLLM {self._version}: {verdict.in_words}"
 
     def _class_of(self, dtype: str) -> tuple[str, Mapping[str, str]]:
         facts = self._facts(dtype)
@@ -132,7 +140,7 @@ class VllmHost:
             "dtype": dtype,
             "vllm": self._version,
             "torch": torch.__version__,
-            "transformers": version("transformers"),
+            "transformers": self._transformers,
             "device": torch.cuda.get_device_name() if on_gpu else "cpu",
             "processor": "" if on_gpu else platform.machine(),
             "instruction set": "" if on_gpu else torch.backends.cpu.get_cpu_capability(),
@@ -193,6 +201,7 @@ class VllmHost:
             eos_ids_of(folder),
             self._options.max_sequences,
             knowledge,
+            self._observer,
         )
         return self._running.engine
 

@@ -49,6 +49,17 @@ def needs_no_speculation(params: SamplingParams) -> bool:
     return params.min_p > 0 or bool(params.logit_bias)
 
 
+def is_plainly_greedy(params: SamplingParams) -> bool:
+    """The likeliest token of the unprocessed logits is the one that is decided."""
+    return not (
+        params.temperature
+        or _penalises_output(params)
+        or params.repetition_penalty != 1
+        or params.logit_bias
+        or params.min_tokens
+    )
+
+
 def _penalises_output(params: SamplingParams) -> bool:
     """Tokens that exist already would be taken for the prompt's."""
     return params.presence_penalty != 0 or params.frequency_penalty != 0

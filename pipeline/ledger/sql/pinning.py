@@ -19,7 +19,15 @@ from specbatch.pipeline.ledger.sql.jobs import FREE
 from specbatch.pipeline.ledger.sql.transactions import Now
 from specbatch.schemas import mapper
 from specbatch.schemas.audit import EntryKind
-from specbatch.schemas.numeric_class import UNKNOWN, Change, Pinned, Serves, key_of_spec, preferred
+from specbatch.schemas.numeric_class import (
+    UNKNOWN,
+    Change,
+    Pinned,
+    Serves,
+    all_keys,
+    key_of_spec,
+    preferred,
+)
 from specbatch.schemas.records import Stage
 from specbatch.schemas.tables import Group, Job, WorkerSession
 from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
@@ -69,7 +77,20 @@ def served(serves: Serves | None, table: Any = Job) -> list[ColumnElement[bool]]
         (table.proposer_fingerprint, serves.drafts),
     )
     own = [] if serves.only_job is None else [table.job_id == serves.only_job]
+    keys = {key for key, _ in serves.classes}
+    if not keys.issuperset(all_keys()):  # a job without a class must ask for one that is here
+        own.append(or_(table.numeric_class.is_not(None), _key(table).in_(sorted(keys))))
     return [*own, *(or_(col.is_(None), col.in_(values)) for col, values in served_values)]
+
+
+def _key(table: Any) -> ColumnElement[str]:
+    """`key_of_spec` of a job without a class, in SQL."""
+
+    def option(name: str, default: str) -> ColumnElement[str]:
+        return func.coalesce(table.spec[("engine", name)].as_string(), default)
+
+    dtype, exactness = option("dtype", "auto"), option("exactness", "bitwise")
+    return dtype + "/" + exactness + "/" + option("verifier_weights", "as-is")
 
 
 def job_is_served(job_id: Any, serves: Serves | None) -> list[ColumnElement[bool]]:

@@ -171,6 +171,7 @@ def as_json(board: Board) -> dict[str, Any]:
                 "numeric_classes": [] if w.serves is None else list(w.serves.names),
                 "model": w.serves and w.serves.model,
                 "model_fingerprint": _fingerprint(w),
+                "probe": w.serves and w.serves.probe,
             }
             for w, busy in zip(backlog.workers, board.busy, strict=True)
         ],
@@ -208,6 +209,7 @@ def tables(board: Board, width: int = WIDE) -> RenderableType:
         Text(),
         _jobs(board, ids, width < WIDE),
         *(Text(line, style="red") for line in _troubled(board.backlog.processes)),
+        *(Text(line, style="dim") for line in _probed(board.backlog.workers)),
         *(Text(line, style="yellow") for line in _versions(board.backlog.workers)),
         *(Text(f"{ids[job.job_id]} {job.waits}", style="red") for job in board.jobs if job.waits),
     )
@@ -274,6 +276,13 @@ def _troubled(processes: Sequence[ProcessNow]) -> Iterator[str]:
         if one.trouble is not None:
             kinds = ", ".join(one.process.kinds)
             yield f"worker {one.process.owner} ({kinds}) can take no messages: {one.trouble}"
+
+
+def _probed(workers: Sequence[WorkerNow]) -> Iterator[str]:
+    """What workers found when they tried their engines."""
+    for one in workers:
+        if one.serves is not None and one.serves.probe is not None:
+            yield f"worker {one.owner}: {one.serves.probe}"
 
 
 def _others(board: Board) -> Iterator[ProcessNow]:
