@@ -244,8 +244,8 @@ class VllmEngine:
                 planned.append(Planned(sequence, computed - sequence.kv.length))
             sequence.kv.length = computed
         for request_id, sequence in self._rechecked.items():
-            computed = self._core.computed(request_id)
-            done = len(sequence.tokens) if computed is None else computed
+            fed = self._core.computed(request_id)
+            done = len(sequence.tokens) if fed is None else fed
             if done > sequence.kv.length:
                 planned.append(Planned(sequence, done - sequence.kv.length))
                 sequence.kv.length = done

@@ -120,9 +120,10 @@ class VllmHost:
             return replace(served, fingerprint=self._models.of(self.model))
 
     def _probe_in_words(self) -> str | None:
-        engine = self._running and self._running.engine
-        verdict = engine and engine.verdict
-        return None if verdict is None else f"vLLM {self._version}: {verdict.in_words}"
+        running = self._running
+        if running is None or running.engine is None or running.engine.verdict is None:
+            return None
+        return f"vLLM {self._version}: {running.engine.verdict.in_words}"
 
     def _class_of(self, dtype: str) -> tuple[str, Mapping[str, str]]:
         facts = self._facts(dtype)
