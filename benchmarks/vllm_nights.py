@@ -1,7 +1,8 @@
 """`make bench-vllm-nights`: whole nights over vLLM beside vLLM alone, on the same prompts.
 
     generate         `vllm.LLM.generate`, no speculation configured
-    empty proposer   the same with the proposer that never drafts
+    log-probs        the same with each token's log-probability, which every job records
+    empty proposer   as generate, with the proposer that never drafts
     never drafts     a job of `depth: off`
     first night      a job that may draft, of a table that nobody has seen before
     second night     the same with a tenth of its prompts changed, from the first one's outputs
@@ -80,11 +81,13 @@ class TheirLlm:
         options = CoreOptions(model, dtype, sequences, TOKENS, depth, KV_MIB << 20, more=more)
         self._llm = LLM(**(arguments_of(options) | {"skip_tokenizer_init": False}))
 
-    def night(self, source: Path, new_tokens: int) -> Night:
+    def night(self, source: Path, new_tokens: int, logprobs: int | None = None) -> Night:
         from vllm import SamplingParams
 
         rows = pq.read_table(source, columns=["id", "prompt"]).to_pylist()
-        params = SamplingParams(max_tokens=new_tokens, ignore_eos=True, temperature=0.0)
+        params = SamplingParams(
+            max_tokens=new_tokens, ignore_eos=True, temperature=0.0, logprobs=logprobs
+        )
         begun = time.perf_counter()
         done = self._llm.generate([row["prompt"] for row in rows], params, use_tqdm=False)
         seconds = time.perf_counter() - begun
@@ -188,6 +191,8 @@ def run(folder: Path, arguments: argparse.Namespace) -> dict[str, list[Night]]:
             llm = make(partial(TheirLlm, theirs))
             llm.ask("night", few, tokens)
             keep(nights, name, llm.ask("night", first, tokens))
+            if not theirs:
+                keep(nights, "log-probs", llm.ask("night", first, tokens, 0))
             llm.ask("close")
         ours = make(Pipeline)
         ours.ask("night", few, tokens, "few", "off")
@@ -229,7 +234,7 @@ def rows_of(
         row: dict[str, Any] = {"contender": name, "seconds": [round(s, 2) for s in seconds[name]]}
         made = arguments.prompts * arguments.new_tokens
         row["tokens_per_sec"] = round(made / statistics.median(seconds[name]), 1)
-        for other in ("generate", "empty proposer", "first night"):
+        for other in ("generate", "log-probs", "empty proposer", "first night"):
             ratios = [a / b for a, b in zip(seconds[other], seconds[name], strict=True)]
             row[f"speed_of_{other.replace(' ', '_')}"] = round(statistics.median(ratios), 3)
         changed = changed_rows(list(of[0].outputs)) if name == "second night" else frozenset()

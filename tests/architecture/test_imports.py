@@ -152,7 +152,12 @@ KEPT_TO = {
     ),
     "celery": ("workers", "jobs", "benchmarks"),
     "prometheus_client": ("pipeline.observe.metrics",),
-    "vllm": ("pipeline.engines.vllm.core", "jobs.bench.peers", "benchmarks.vllm"),
+    "vllm": (
+        "pipeline.engines.vllm.core",
+        "jobs.bench.peers",
+        "benchmarks.vllm",
+        "benchmarks.vllm_nights",
+    ),
     "jinja2": ("pipeline.inputs.prompt_child", "pipeline.observe.report", "tools.site"),
     "kombu": ("workers", "jobs", "benchmarks"),
     "airflow": ("jobs.dags", "jobs.examples"),
