@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -236,6 +237,7 @@ def measure(bed: Bed, prompts: Prompts, runs: int) -> list[dict[str, Any]]:
         row["tokens_per_sec"] = round(rate, 1)
         row["over_generate"] = _ratio(turns["generate"], of)
         row["over_depth_0"] = _ratio(turns["depth 0"], of)
+        row["over_depth_0_within"] = _interval(turns["depth 0"], of)
         same = sum(a == b for t in of for a, b in zip(t.outputs, truth, strict=True))
         row["same_as_generate"] = round(same / (len(of) * len(prompts)), 4)
         for fact in of[0].facts:
@@ -248,6 +250,14 @@ def _ratio(of: Sequence[Turn], over: Sequence[Turn]) -> list[float]:
     """Median speed-up within turns, and its extremes."""
     ratios = sorted(a.seconds / b.seconds for a, b in zip(of, over, strict=True))
     return [round(r, 3) for r in (statistics.median(ratios), ratios[0], ratios[-1])]
+
+
+def _interval(of: Sequence[Turn], over: Sequence[Turn]) -> list[float]:
+    """95 % interval of the mean speed-up within turns, by a bootstrap over turns."""
+    logs = [math.log(a.seconds / b.seconds) for a, b in zip(of, over, strict=True)]
+    pick = random.Random(0)
+    means = sorted(statistics.fmean(pick.choices(logs, k=len(logs))) for _ in range(2000))
+    return [round(math.exp(means[at]), 3) for at in (50, 1949)]
 
 
 if __name__ == "__main__":
