@@ -10,10 +10,10 @@ import pytest
 from vllm_engine.fake_core import CONTEXT, VOCABULARY, FakeCore, output_of
 
 from specbatch.pipeline.engines.contract import Completion, Request
-from specbatch.pipeline.engines.exact.service import EngineService
+from specbatch.pipeline.engines.exact.service import EngineService, made
 from specbatch.pipeline.engines.vllm.engine import PASSED_OVER, VllmEngine
 from specbatch.pipeline.engines.vllm.probe import Verdict
-from specbatch.schemas.errors import EngineError
+from specbatch.schemas.errors import EngineError, ModelError, NoEngineError
 from specbatch.schemas.provenance import NO_TICKS, Ticks
 from specbatch.schemas.records import FinishReason, Origin, Recheck, SamplingParams
 from specbatch.schemas.speculation import PRE_GENERATED
@@ -338,6 +338,32 @@ def test_behind_its_service_a_failed_step_fails_its_requests_and_the_next_go_on(
         (done,) = service.submit("job", [request(1)]).wait(30)
         assert done.token_ids == right(1)
         assert len(engines) == 2
+    finally:
+        service.close()
+
+
+def test_a_model_that_vllm_refuses_fails_as_such_and_is_tried_anew() -> None:
+    refused = [ModelError("vLLM cannot serve model `x`"), EngineError("busy"), None]
+
+    def make(drafted: bool) -> FakeCore:
+        if error := refused.pop(0):
+            raise error
+        return FakeCore(drafted)
+
+    def engine() -> VllmEngine:
+        return VllmEngine(
+            lambda d: made(lambda: make(d)), lambda _: SOUND, VOCABULARY, frozenset(), 4
+        )  # type: ignore[arg-type, return-value]  # cores without vLLM
+
+    service = EngineService(engine)
+    try:
+        with pytest.raises(ModelError, match="cannot serve model"):
+            service.submit("job", [request(0)]).wait(60)
+        with pytest.raises(NoEngineError, match="busy"):
+            service.submit("job", [request(0)]).wait(60)
+        (done,) = service.submit("job", [request(0)]).wait(60)
+        assert done.token_ids == right(0)
+        assert service.stats.finished == 1
     finally:
         service.close()
 

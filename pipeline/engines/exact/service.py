@@ -232,12 +232,14 @@ class EngineService:
 
     def _fail_step(self, error: Exception, arrived: list[EngineTicket]) -> None:
         """No engine can be made, or a step failed and the engine with it."""
-        if isinstance(error, (ModelLostError, NoEngineError)):
+        self._engine = None
+        failure: SpecbatchError
+        if isinstance(error, (ModelLostError, NoEngineError, UsageError)):
             log.error("no engine can be made: %s", error)
-            failure: EngineError = error
+            failure = error  # a `UsageError`: no retry will help, and no row is at fault
         else:
             log.exception("engine step failed; its requests are given back")
-            failure, self._engine = engine_error(error, "engine step"), None
+            failure = engine_error(error, "engine step")
         if isinstance(failure, DeviceLostError):
             arrived += self._lose(failure)
         self._fail_all(arrived, failure)
@@ -272,12 +274,7 @@ class EngineService:
             # Loading sets torch's default dtype for every thread: no other engine may step then.
             with self._gate:
                 if not self._closing:
-                    try:
-                        self._engine = made(self._make_engine)
-                    except UsageError as error:  # no retry will help, and no row is at fault
-                        log.error("no engine can be made: %s", error)
-                        self._fail_all(arrived, error)
-                        return
+                    self._engine = made(self._make_engine)
                     self._kept_at = self._engine.knowledge.step_time.observations  # earlier
         if self._closing or self._engine is None:  # meanwhile; nobody waits for a step any more
             self._fail_all(arrived, RequestCancelledError(CLOSED))

@@ -400,9 +400,13 @@ class VllmEngine:
             return False
         params = SamplingParams(max_tokens=1, ignore_eos=True)
         self._core.drop([request.request_id])
-        self._core.add(
-            Work(request.request_id, sequence.tokens, params, (), 1, 0, judge_prompt=True)
-        )
+        try:
+            self._core.add(
+                Work(request.request_id, sequence.tokens, params, (), 1, 0, judge_prompt=True)
+            )
+        except EngineError as error:  # the completion stands; it is only not looked at
+            log.warning("recheck failed: %s", error)
+            return False
         del self._running[request.request_id]
         self._rechecked[request.request_id] = sequence
         sequence.kv.length = 0
@@ -411,7 +415,7 @@ class VllmEngine:
     def _take_recheck(self, event: Emitted) -> Completion:
         sequence = self._rechecked[event.request_id]
         assert sequence.finish_reason is not None
-        judged = list(zip(sequence.output, event.prompt_tops[-sequence.num_output :], strict=True))
+        judged = zip(sequence.output, event.prompt_tops[-sequence.num_output :], strict=False)
         gaps = [tops[1][0] - tops[1][tops[0].index(token)] for token, tops in judged]
         differing = [gap for gap in gaps if gap > 0]
         sequence.recheck = Recheck(len(gaps), len(differing), max(differing, default=0.0))
