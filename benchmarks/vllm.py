@@ -132,21 +132,25 @@ def _serve(pipe: Any, make: Callable[..., Any], *arguments: Any) -> None:
             os._exit(0)  # vLLM's own ends are slow and noisy
 
 
+def their_llm(options: CoreOptions, **more: Any) -> Any:
+    """A `vllm.LLM` with the arguments of our core."""
+    os.environ |= ENVIRONMENT
+    from vllm import LLM
+
+    return LLM(**(arguments_of(options) | more))
+
+
 class TheirLlm:
     """`vllm.LLM` as anybody would use it."""
 
     def __init__(
         self, empty: bool, model: str, dtype: str, sequences: int, more: dict[str, Any]
     ) -> None:
-        os.environ |= ENVIRONMENT
-        from vllm import LLM
-
         core = CoreOptions(
             model, dtype, sequences, TOKENS, MAX_DEPTH if empty else 0, 1 << 30, more=more
         )
-        given = arguments_of(core)
-        given["max_num_batched_tokens"] = TOKENS + sequences * (1 + MAX_DEPTH)  # as ours
-        self._llm = LLM(**given)
+        as_ours = TOKENS + sequences * (1 + MAX_DEPTH)
+        self._llm = their_llm(core, max_num_batched_tokens=as_ours)
 
     def generate(self, prompts: Prompts) -> Turn:
         from vllm import SamplingParams as VllmParams

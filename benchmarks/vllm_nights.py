@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import statistics
 import tempfile
@@ -32,17 +31,12 @@ import pyarrow.parquet as pq
 
 from specbatch.benchmarks.engine import RESULTS
 from specbatch.benchmarks.overhead_job import write_input
-from specbatch.benchmarks.vllm import TOKENS, Child
+from specbatch.benchmarks.vllm import MAX_DEPTH, TOKENS, Child, their_llm
 from specbatch.jobs.bench.machine import machine
 from specbatch.jobs.bench.models import demo_model
 from specbatch.jobs.running.here import IN_MEMORY
 from specbatch.pipeline.bootstrap import make_client
-from specbatch.pipeline.engines.vllm.core import (
-    ENVIRONMENT,
-    CoreOptions,
-    arguments_of,
-    vllm_version,
-)
+from specbatch.pipeline.engines.vllm.core import CoreOptions, vllm_version
 from specbatch.pipeline.outputs.outputs import read_output
 from specbatch.schemas.records import JobState
 from specbatch.schemas.settings import Settings
@@ -50,7 +44,6 @@ from specbatch.schemas.spec import load_spec
 from specbatch.workers.app import make_enqueue
 from specbatch.workers.lifecycle import embedded
 
-MAX_DEPTH = 8
 KV_MIB = 1024
 OPTIONS = {"max_model_len": 512}
 CHANGED = 0.1  # of the second night's prompts
@@ -74,12 +67,9 @@ class TheirLlm:
     def __init__(
         self, empty: bool, model: str, dtype: str, sequences: int, more: dict[str, Any]
     ) -> None:
-        os.environ |= ENVIRONMENT
-        from vllm import LLM
-
         depth = MAX_DEPTH if empty else 0
         options = CoreOptions(model, dtype, sequences, TOKENS, depth, KV_MIB << 20, more=more)
-        self._llm = LLM(**(arguments_of(options) | {"skip_tokenizer_init": False}))
+        self._llm = their_llm(options, skip_tokenizer_init=False)
 
     def night(self, source: Path, new_tokens: int, logprobs: int | None = None) -> Night:
         from vllm import SamplingParams

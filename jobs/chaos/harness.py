@@ -48,11 +48,8 @@ from specbatch.workers.lifecycle import queue_names
 if TYPE_CHECKING:
     from redis import Redis
 
-LEASE_SEC = {
-    "stand-in": 0.8,
-    "real": 2.5,
-    "vllm": 2.5,
-}  # short, so that runs are
+# A fraction of a usual one, so that a run is short.
+LEASE_SEC: dict[EngineKind, float] = {"stand-in": 0.8, "real": 2.5, "vllm": 2.5}
 VLLM_OPTIONS = {"enforce_eager": True, "max_model_len": 256}  # started often: no compiling
 MOST_JOBS = 60  # of a run: often another worker than the chosen one reaches a place
 _UNDISTURBED = Plan(-1, (), group_size=4, writes_ahead=True)

@@ -60,9 +60,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
 
 
 @pytest.mark.parametrize(
-    ("code", "attempts"),
-    [(214, 0), pytest.param(719, 1, marks=pytest.mark.long)],
-    ids=["the-device-failed", "a-kernel-failed"],
+    ("code", "attempts"), [(214, 0), (719, 1)], ids=["the-device-failed", "a-kernel-failed"]
 )
 def test_the_groups_of_a_lost_device_are_given_back_and_done_by_another_worker(
     redis_url: str, tmp_path: Path, expected: pa.Table, code: int, attempts: int

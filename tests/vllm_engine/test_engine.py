@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -366,6 +367,28 @@ def test_a_model_that_vllm_refuses_fails_as_such_and_is_tried_anew() -> None:
         assert service.stats.finished == 1
     finally:
         service.close()
+
+
+class Heard:
+    """An observer that counts."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_: self.counts.update([name])
+
+
+def test_an_observer_hears_of_steps_and_requests() -> None:
+    heard, core = Heard(), FakeCore()
+    engine = VllmEngine(lambda _: core, lambda _: SOUND, VOCABULARY, frozenset(), 4, None, heard)  # type: ignore[arg-type, return-value]  # a core without vLLM, an observer without methods
+    for n in range(3):
+        engine.add(request(n, draft_ids=right(n), depth=3))
+    while not engine.idle:
+        engine.step()
+    assert heard.counts["stepped"] == engine.stats.steps == core.steps
+    assert heard.counts["first_token"] == heard.counts["finished"] == 3
+    assert engine.stats.kv_blocks == (0, 64, 0)
 
 
 # --- recheck --------------------------------------------------------------------------------------

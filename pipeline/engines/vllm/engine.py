@@ -413,15 +413,18 @@ class VllmEngine:
         return True
 
     def _take_recheck(self, event: Emitted) -> Completion:
+        """Count the tokens that were not the likeliest, and by how much."""
         sequence = self._rechecked[event.request_id]
         assert sequence.finish_reason is not None
-        judged = zip(sequence.output, event.prompt_tops[-sequence.num_output :], strict=False)
-        gaps = [tops[1][0] - tops[1][tops[0].index(token)] for token, tops in judged]
-        differing = [gap for gap in gaps if gap > 0]
-        sequence.recheck = Recheck(len(gaps), len(differing), max(differing, default=0.0))
-        self.stats.checked_tokens += len(gaps)
-        self.stats.differing_tokens += len(differing)
-        self.stats.largest_margin = max(self.stats.largest_margin, *differing, 0.0)
+        judged = event.prompt_tops[-sequence.num_output :]
+        if len(judged) == sequence.num_output:
+            pairs = zip(sequence.output, judged, strict=True)
+            gaps = [values[0] - values[ids.index(token)] for token, (ids, values) in pairs]
+            differing = [gap for gap in gaps if gap > 0]
+            sequence.recheck = Recheck(len(gaps), len(differing), max(differing, default=0.0))
+            self.stats.checked_tokens += len(gaps)
+            self.stats.differing_tokens += len(differing)
+            self.stats.largest_margin = max(self.stats.largest_margin, *differing, 0.0)
         return self._finish(sequence, sequence.finish_reason)
 
     def _take_refused(self) -> list[Completion]:

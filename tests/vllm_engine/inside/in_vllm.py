@@ -278,9 +278,13 @@ def test_outputs_that_are_fed_again_agree(
 def test_a_cancelled_request_leaves_the_core(
     engine: SteppingEngine, truth: list[tuple[int, ...]]
 ) -> None:
+    assert isinstance(engine, VllmEngine)
     for request in requests(truth):
         engine.add(request)
     engine.step()
+    held, free, _ = engine._kv_blocks()
+    assert held >= len(prompts())
+    assert free > 0
     dropped = engine.cancel(lambda r: r.request_id in ("r1", "r2"))
     assert [c.finish_reason for c in dropped] == [FinishReason.CANCELLED] * 2
     done: dict[str, Completion] = {}
@@ -346,10 +350,10 @@ def test_a_job_killed_in_mid_step_resumes_and_loses_nothing(job: list[str], tmp_
 
 
 def test_an_audit_does_not_compare_what_vllm_sampled(job: list[str], tmp_path: Path) -> None:
-    done = run([*job, "--temperature", "0.8", "--max-tokens", "8"], tmp_path)
+    done = run([*job, "--temperature", "0.8", "--n", "2", "--max-tokens", "8"], tmp_path)
     assert done.returncode == 0, done.stderr
     rows = pyarrow.dataset.dataset(tmp_path / "out" / "data").to_table()
-    assert rows.num_rows == 256
+    assert rows.num_rows == 512
     audit = run([str(BIN / "specbatch"), "audit", "latest", "--sample", "2%"], tmp_path)
     assert audit.returncode == 0, audit.stdout + audit.stderr
     assert "it was sampled by vLLM" in audit.stdout
