@@ -28,11 +28,10 @@ test: $(VENV)/.dev ## check, and the pipeline on real Redis, PostgreSQL and S3, 
 	@tools/setup/ensure-servers
 	@tools/setup/run-checks --tier unit,pipeline $(ARGS)
 
-test-integrations: $(VENV)/.dev ## Airflow, Dagster, a browser, the docs' commands, Alertmanager, RabbitMQ, TLS, vLLM
+test-integrations: $(VENV)/.dev ## Airflow, Dagster, a browser, the docs' commands, Alertmanager, RabbitMQ, TLS
 	@tools/setup/ensure-servers integrations
 	@PYTHON=$(BIN)/python tools/setup/dag-venvs
 	@tools/setup/run-tests --tier integration $(ARGS)
-	$(if $(ARGS),,@$(MAKE) --no-print-directory test-vllm)
 
 IN_VLLM = PYTHONPATH=tests $(VENV)-vllm/bin/python -m pytest -q -p no:cacheprovider -c /dev/null --rootdir tests/vllm_engine --confcutdir tests/vllm_engine/inside tests/vllm_engine/inside
 test-vllm: $(VENV)/.dev ## the vLLM engine on vLLM's build for processors, in an environment of its own of 3.5 GB
