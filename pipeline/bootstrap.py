@@ -412,19 +412,22 @@ def priced_device(settings: Settings) -> Device:
 def _vllm_options(settings: Settings, only_job: str | None) -> HostOptions:
     """How this process runs vLLM. Raises `UsageError`."""
     from specbatch.pipeline.engines.vllm.host import HostOptions
+    from specbatch.pipeline.engines.vllm.parameters import SPECULATION, own_speculation
 
     if settings.tensor_parallel > 1:
         raise UsageError(
             "SPECBATCH_TENSOR_PARALLEL is for engine exact: with engine vllm set "
             "SPECBATCH_VLLM_OPTIONS='{\"tensor_parallel_size\": 2}'"
         )
+    speculation, depth = own_speculation(settings.vllm_options, settings.vllm_max_depth)
     return HostOptions(
         settings.device,
         settings.max_concurrent_sequences,
         settings.max_batch_tokens,
         settings.kv_cache_bytes,
-        settings.vllm_max_depth,
-        settings.vllm_options,
+        depth,
+        speculation,
+        {name: value for name, value in settings.vllm_options.items() if name != SPECULATION},
         only_job,
     )
 

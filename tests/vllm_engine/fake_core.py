@@ -65,6 +65,7 @@ class FakeCore:
         self.nan: set[str] = set()  # requests whose log-probabilities are NaN
         self.deaf = False
         self.most_drafted = 99  # of each sequence in a step, whatever it was given
+        self.own: list[int] | None = None  # what it drafts for each sequence; empty: what is right
         self._chunk = chunk
         self._faulty = faulty
         self._running: dict[str, Running] = {}
@@ -79,6 +80,10 @@ class FakeCore:
         for name, tokens in drafts.items():
             assert len(tokens) <= self.options.max_depth
             self._running[name].draft = list(tokens)
+
+    def own_draft(self, request_id: str) -> Sequence[int]:
+        running = self._running.get(request_id)
+        return () if running is None or self.own is None else running.draft
 
     def step(self) -> list[Emitted]:
         assert not self.closed
@@ -113,6 +118,9 @@ class FakeCore:
             if finished or place == len(draft) or draft[place] != token:
                 break
         running.computed = len(work.prompt_ids) + running.done - 1
+        if self.own is not None:
+            depth = self.options.max_depth
+            running.draft = self.own[:depth] or list(output_of(running.tokens, depth))
         if finished:
             del self._running[name]
         value = float("nan") if name in self.nan else LOGPROB

@@ -33,11 +33,18 @@ BLOCK = frozenset({PRE_GENERATED})
 class Made:
     """An engine, and every core that it made."""
 
-    def __init__(self, verdict: Verdict = SOUND, one_in: int = 64, **of_core: object) -> None:
+    def __init__(
+        self,
+        verdict: Verdict = SOUND,
+        one_in: int = 64,
+        own: list[int] | None = None,
+        **of_core: object,
+    ) -> None:
         self.cores: list[FakeCore] = []
 
         def make(drafted: bool) -> FakeCore:
             self.cores.append(FakeCore(drafted, **of_core))  # type: ignore[arg-type]  # options by name
+            self.cores[-1].own = own if drafted else None
             return self.cores[-1]
 
         self.engine = VllmEngine(
@@ -47,6 +54,7 @@ class Made:
             frozenset({2}),
             4,
             recheck_one_in=one_in,
+            own_speculation=None if own is None else "eagle3",
         )
 
     def run(self, requests: Sequence[Request]) -> dict[str, Completion]:
@@ -105,6 +113,29 @@ def test_right_drafts_are_accepted_and_each_token_says_where_it_came_from() -> N
     assert done.provenance.sources == (PRE_GENERATED,)
     assert made.engine.stats.accepted == made.engine.stats.proposed == 18
     assert len(done.logprobs) == len(done.origins) == TOKENS
+
+
+def test_drafts_of_the_core_itself_are_one_more_proposer() -> None:
+    done = Made(own=[]).run([request(0, depth=4, sources=frozenset({"draft-model"}))])["r0"]
+    assert done.token_ids == right(0)
+    assert done.proposed == done.accepted == 18
+    assert done.provenance.sources == ("draft-model@eagle3",)
+
+
+def test_drafts_of_the_core_itself_are_verified_no_further_than_is_chosen() -> None:
+    made = Made(own=[])
+    requests = [request(0, depth=2, sources=frozenset({"draft-model"})), request(1, sources=BLOCK)]
+    done = made.run([*requests, request(2, depth=0)])
+    assert [done[f"r{n}"].token_ids for n in range(3)] == [right(n) for n in range(3)]
+    assert max(done["r0"].provenance.drafted) == 2
+    assert done["r1"].proposed == done["r2"].proposed == 0
+
+
+def test_useless_drafts_of_the_core_itself_are_given_up() -> None:
+    made = Made(own=[3, 3, 3])
+    done = made.run([request(n) for n in range(40)])
+    assert [done[f"r{n}"].token_ids for n in range(40)] == [right(n) for n in range(40)]
+    assert 0 < made.engine.stats.proposed < 40 * TOKENS
 
 
 def test_wrong_drafts_are_counted_and_the_token_in_their_place_is_corrected() -> None:

@@ -19,6 +19,12 @@ def test_a_sound_core_may_speculate_on_mixed_batches() -> None:
     assert found.in_words == "speculation gives what the same core gives without it"
 
 
+def test_what_a_core_drafts_itself_does_not_count_as_the_truth_without_drafts() -> None:
+    core = FakeCore(sequences=8, faulty="drafts")
+    core.own = []
+    assert verdict_on(core) == Verdict(False, False, False)
+
+
 def test_a_core_that_fails_mixed_batches_keeps_them_apart() -> None:
     found = verdict_on(FakeCore(sequences=8, faulty="mixed"))
     assert found == Verdict(True, False, True)

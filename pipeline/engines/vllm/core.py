@@ -1,10 +1,11 @@
 """vLLM's engine core in this process. The only module that imports vLLM.
 
-Drafts do not go through vLLM's proposers. One that never drafts is configured as its
-`custom_class`, so that the core reserves room for drafts and verifies them; before each step ours
-are handed to the core's scheduler, as its own proposers' are (`Scheduler.update_draft_token_ids`).
-There they go by request id, so prompts that are alike are never confused, and with tensor
-parallelism they reach the other processes with the rest of the schedule.
+Drafts do not go through vLLM's proposers. Unless the user configured one of these, one that never
+drafts is its `custom_class`, so that the core reserves room for drafts and verifies them; before
+each step ours are handed to the core's scheduler, as its own proposers' are
+(`Scheduler.update_draft_token_ids`). There they go by request id, so prompts that are alike are
+never confused, and with tensor parallelism they reach the other processes with the rest of the
+schedule.
 
 Both `custom_class` and the scheduler's method are internal to vLLM: `SUPPORTED` names the versions
 that were tried, and `probe.py` tries what a core gives before it is used.
@@ -46,6 +47,7 @@ class CoreOptions:
     max_depth: int  # draft tokens per sequence and step; 0: a core without speculation
     kv_cache_bytes: int | None = None  # None: vLLM decides
     seed: int = 0
+    own_speculation: Mapping[str, Any] = field(default_factory=dict)  # vLLM's; empty: ours alone
     more: Mapping[str, Any] = field(default_factory=dict)  # the user's: fields of `EngineArgs`
 
 
@@ -134,13 +136,14 @@ class Core:
             self._engine: Any = LLMEngine.from_engine_args(arguments)
         except (ValueError, TypeError, NotImplementedError) as error:
             raise ModelError(f"vLLM cannot serve model `{options.model}`: {error}") from error
-        self._scheduler: Any = self._engine.engine_core.engine_core.scheduler
+        self._core: Any = self._engine.engine_core
+        self._scheduler: Any = self._core.engine_core.scheduler
         self._verified: Mapping[str, Seq[int]] = {}  # the step's draft tokens, by inner id
         self._scheduler.schedule = self._noting(self._scheduler.schedule)
         self._refusals = (ValueError, VLLMValidationError)
         self._numbers = count()
-        self._names: dict[str, str] = {}  # by vLLM's outer id: ours
-        self._inner: dict[str, tuple[str, str]] = {}  # by our id: vLLM's outer and inner id
+        self._inner: dict[str, str] = {}  # vLLM's id of a request, by ours
+        self._works: dict[str, Work] = {}  # by vLLM's id
 
     def _noting(self, schedule: Callable[..., Any]) -> Callable[..., Any]:
         """The core's own scheduling, which alone knows how much of a draft found room."""
@@ -154,15 +157,19 @@ class Core:
 
     def add(self, work: Work) -> None:
         """Queue a request. Raises `EngineError` for one that vLLM refuses."""
-        outer = str(next(self._numbers))
+        engine, inner = self._engine, str(next(self._numbers))
         try:
-            inner = self._engine.add_request(
-                outer, {"prompt_token_ids": list(work.prompt_ids)}, _vllm_params(work)
+            request = engine.input_processor.process_inputs(
+                inner,
+                {"prompt_token_ids": list(work.prompt_ids)},
+                _vllm_params(work),
+                supported_tasks=engine.get_supported_tasks(),
             )
+            self._core.add_request(request)
         except self._refusals as error:
             raise EngineError(f"vLLM refuses the request: {error}") from error
-        self._names[outer] = work.request_id
-        self._inner[work.request_id] = (outer, inner)
+        self._inner[work.request_id] = inner
+        self._works[inner] = work
 
     def draft(self, drafts: Mapping[str, list[int]]) -> None:
         """Draft tokens of requests for the next step. Requests without are not drafted for.
@@ -171,49 +178,60 @@ class Core:
         """
         from vllm.v1.outputs import DraftTokenIds
 
-        ids = [(self._inner[name][1], tokens) for name, tokens in drafts.items()]
-        self._scheduler.update_draft_token_ids(
-            DraftTokenIds([inner for inner, _ in ids], [tokens for _, tokens in ids])
-        )
+        ids = [self._inner[name] for name in drafts]
+        self._scheduler.update_draft_token_ids(DraftTokenIds(ids, list(drafts.values())))
+
+    def own_draft(self, request_id: str) -> Seq[int]:
+        """What vLLM's own speculation drafted in the last step; empty where there is none."""
+        request = self._scheduler.requests.get(self._inner.get(request_id))
+        return () if request is None else request.spec_token_ids
 
     def step(self) -> list[Emitted]:
         """One pass. Raises what vLLM raises; the core is of no use after that."""
         try:
-            outputs = self._engine.step()
+            outputs = self._core.get_output().outputs
         except Exception as error:
             if type(error).__name__ == "EngineDeadError":
                 raise DeviceLostError(f"vLLM's engine died: {error}") from error
             raise
-        return [self._emitted(output) for output in outputs if output.outputs[0].token_ids]
+        return [self._emitted(output) for output in outputs if output.new_token_ids]
 
     def _emitted(self, output: Any) -> Emitted:
-        (sample,) = output.outputs
-        name = self._names[output.request_id]
-        drafted = len(self._verified.get(self._inner[name][1], ()))
-        tokens = list(sample.token_ids)
-        logprobs = [of[token].logprob for token, of in zip(tokens, sample.logprobs, strict=True)]
-        tops = [_top(of) for of in sample.logprobs] if len(sample.logprobs[0]) > 1 else []
-        if output.finished:
-            self._forget(name)
-        judged = [_top(of) for of in output.prompt_logprobs or () if of is not None]
-        return Emitted(name, tokens, logprobs, tops, drafted, output.finished, judged)
+        work = self._works[output.request_id]
+        drafted = len(self._verified.get(output.request_id, ()))
+        of, asked = output.new_logprobs, work.params.top_logprobs
+        tops = [
+            (tuple(ids[1 : 1 + asked]), tuple(values[1 : 1 + asked]))
+            for ids, values in zip(of.logprob_token_ids.tolist(), of.logprobs.tolist(), strict=True)
+        ]
+        prompt = output.new_prompt_logprobs_tensors
+        judged = [] if prompt is None else _judged(prompt, work.prompt_ids)
+        finished = output.finish_reason is not None
+        if finished:
+            self._forget(work.request_id)
+        return Emitted(
+            work.request_id,
+            list(output.new_token_ids),
+            of.logprobs[:, 0].tolist(),
+            tops if asked else [],
+            drafted,
+            finished,
+            judged,
+        )
 
     def drop(self, request_ids: Iterable[str]) -> None:
         """Abort requests; unknown ones are ignored."""
-        inner = [self._inner[name][1] for name in request_ids if name in self._inner]
-        if inner:
-            self._engine.abort_request(inner, internal=True)
-        for name in list(request_ids):
+        names = [name for name in request_ids if name in self._inner]
+        self._core.abort_requests([self._inner[name] for name in names])
+        for name in names:
             self._forget(name)
 
     def _forget(self, name: str) -> None:
-        outer, _ = self._inner.pop(name, ("", ""))
-        self._names.pop(outer, None)
+        del self._works[self._inner.pop(name)]
 
     def computed(self, request_id: str) -> int | None:
         """How many of its tokens have KV here; None: it is not here."""
-        _, inner = self._inner.get(request_id, ("", ""))
-        request = self._scheduler.requests.get(inner)
+        request = self._scheduler.requests.get(self._inner.get(request_id))
         return None if request is None else int(request.num_computed_tokens)
 
     @property
@@ -229,13 +247,17 @@ class Core:
 
     def close(self) -> None:
         """Give the device's memory back."""
-        self._engine.engine_core.shutdown()
+        self._core.shutdown()
 
 
-def _top(found: Mapping[int, Any]) -> TopLogprobs:
-    """Tokens and their log-probabilities, the likeliest first."""
-    ranked = sorted((of.rank, token, of.logprob) for token, of in found.items())
-    return tuple(token for _, token, _ in ranked), tuple(value for _, _, value in ranked)
+def _judged(found: Any, prompt_ids: Seq[int]) -> list[TopLogprobs]:
+    """Of each token of a prompt but the first: the likeliest there, and the one that is there."""
+    ids, values = found.logprob_token_ids.tolist(), found.logprobs.tolist()
+    tops: list[TopLogprobs] = []
+    for there, (_, likeliest), (own, best) in zip(prompt_ids[1:], ids, values, strict=True):
+        same = there == likeliest
+        tops.append(((there,), (own,)) if same else ((likeliest, there), (best, own)))
+    return tops
 
 
 def arguments_of(options: CoreOptions) -> dict[str, Any]:
@@ -255,11 +277,11 @@ def arguments_of(options: CoreOptions) -> dict[str, Any]:
     if options.kv_cache_bytes is not None:
         arguments["kv_cache_memory_bytes"] = options.kv_cache_bytes
     if options.max_depth:
-        arguments["speculative_config"] = {
+        own = options.own_speculation or {
             "method": "custom_class",
             "model": f"{NoDrafts.__module__}.{NoDrafts.__qualname__}",
-            "num_speculative_tokens": options.max_depth,
         }
+        arguments["speculative_config"] = {**own, "num_speculative_tokens": options.max_depth}
     return arguments | dict(options.more)
 
 

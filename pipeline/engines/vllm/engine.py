@@ -22,6 +22,7 @@ from specbatch.pipeline.engines.exact.proposers.block import BlockProposer
 from specbatch.pipeline.engines.exact.proposers.guarded import GuardedProposer
 from specbatch.pipeline.engines.exact.proposers.history import HistoryProposer
 from specbatch.pipeline.engines.exact.proposers.ngram import NgramProposer
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.recheck import ONE_IN, is_chosen
 from specbatch.pipeline.engines.exact.speculation.speculator import Speculator
 from specbatch.pipeline.engines.exact.state.recovery import with_type
@@ -36,6 +37,7 @@ from specbatch.pipeline.engines.vllm.parameters import (
     refused,
 )
 from specbatch.pipeline.engines.vllm.probe import Verdict
+from specbatch.pipeline.engines.vllm.proposer import CoreProposer
 from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.errors import EngineError
@@ -68,9 +70,11 @@ class VllmEngine:
         knowledge: Knowledge | None = None,
         observer: Observer | None = None,
         recheck_one_in: int = ONE_IN,
+        own_speculation: str | None = None,
     ) -> None:
         """`make_core(drafted)` makes a core with speculation or without, once it is needed.
-        `judge` says what speculation in a core is good for. Only one thread may use it."""
+        `judge` says what speculation in a core is good for. `own_speculation`: the method by which
+        such a core drafts itself. Only one thread may use it."""
         self._make_core = make_core
         self._judge = judge
         self._verdict: Verdict | None = None  # until a core with speculation was tried
@@ -78,7 +82,10 @@ class VllmEngine:
         self._eos_ids = eos_ids
         self._max_sequences = max_sequences
         self._block = BlockProposer()
-        proposers = (self._block, HistoryProposer(vocab_size), NgramProposer())
+        proposers: list[Proposer] = [self._block, HistoryProposer(vocab_size), NgramProposer()]
+        self._drafts_itself = own_speculation is not None
+        if own_speculation is not None:
+            proposers.append(CoreProposer(own_speculation, self._own_draft))
         self.stats = EngineStats()
         self._speculator = Speculator(
             [GuardedProposer(p, self._count_failure, self._on_open) for p in proposers],
@@ -183,7 +190,7 @@ class VllmEngine:
         plan = self._speculator.propose(drafting, self._room_for_draft)
         drafts = dict(zip(drafting, plan.drafts, strict=True))
         given = any(map(len, plan.drafts))
-        if given or self._given:  # what was not scheduled is taken back
+        if given or self._given or self._drafts_itself:  # what is not to be verified is taken back
             self._core.draft({s.request.request_id: d.token_ids for s, d in drafts.items()})
         self._given = given
         passing = now()
@@ -212,6 +219,9 @@ class VllmEngine:
         if self._watch is not None:
             self._watch.stepped([step])
         return done
+
+    def _own_draft(self, request_id: str) -> Seq[int]:
+        return () if self._core is None else self._core.own_draft(request_id)
 
     def _kv_blocks(self) -> tuple[int, int, int]:
         return (0, 0, 0) if self._core is None else self._core.kv_blocks

@@ -52,6 +52,7 @@ class HostOptions:
     max_batch_tokens: int = 2048
     kv_cache_bytes: int | None = None  # None: vLLM decides
     max_depth: int = tuning.MAX_DEPTH
+    own_speculation: Mapping[str, Any] = field(default_factory=dict)  # vLLM's; empty: none
     more: Mapping[str, Any] = field(default_factory=dict)  # fields of vLLM's `EngineArgs`
     only_job: str | None = None  # no other job is served
 
@@ -136,6 +137,7 @@ class VllmHost:
     def _facts(self, dtype: str) -> dict[str, str]:
         """What may change a token, as far as it is known before vLLM is loaded."""
         on_gpu = self._options.device != "cpu"
+        own = self._options.own_speculation
         return {
             "engine": "vllm",
             "dtype": dtype,
@@ -149,6 +151,7 @@ class VllmHost:
             "batch invariant": os.environ.get("VLLM_BATCH_INVARIANT", "0"),
             "depth": str(self._options.max_depth),
             "options": json.dumps(dict(self._options.more), sort_keys=True),
+            **({"speculation": json.dumps(dict(own), sort_keys=True)} if own else {}),
         }
 
     def tag_models(self, wanted: SpeculationSpec) -> dict[str, str]:
@@ -203,6 +206,7 @@ class VllmHost:
             self._options.max_sequences,
             knowledge,
             self._observer,
+            own_speculation=self._options.own_speculation.get("method"),
         )
         return self._running.engine
 
@@ -216,6 +220,7 @@ class VllmHost:
             options.max_batch_tokens,
             options.max_depth if drafted else 0,
             options.kv_cache_bytes,
+            own_speculation=options.own_speculation,
             more=options.more,
         )
         loading = partial(unchanged, folder.ref, folder.path, partial(Core, core_options))

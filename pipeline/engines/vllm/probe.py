@@ -137,7 +137,10 @@ class _Trial:
         right: bool = True,
         company: bool = False,
     ) -> list[_Output]:
-        """Greedy outputs, drafted from `truth` where a depth is given; beside sampled requests."""
+        """Greedy outputs, drafted from `truth` where a depth is given; beside sampled requests.
+
+        At depth 0 what the core may have drafted itself is taken back.
+        """
         self._runs, self.steps = self._runs + 1, 0
         names = {f"probe-{self._runs}-{i}": i for i in range(PROMPTS)}
         outputs = [_Output() for _ in names]
@@ -145,8 +148,7 @@ class _Trial:
             self._core.add(Work(name, self._prompts[i], params, (), NEW_TOKENS, 0))
         beside = list(self._add_sampled()) if company else []
         while any(self._core.computed(name) is not None for name in names):
-            if depth:
-                self._core.draft(self._drafts(names, outputs, truth, depth, right))
+            self._core.draft(self._drafts(names, outputs, truth, depth, right))
             self.steps += 1
             for event in self._core.step():
                 if event.request_id in names:
@@ -176,7 +178,7 @@ class _Trial:
             done = len(outputs[i].tokens)
             if not done or self._core.computed(name) is None:
                 continue
-            draft = truth[i].tokens[done : min(done + depth, NEW_TOKENS - 1)]
+            draft = truth[i].tokens[done : min(done + depth, NEW_TOKENS - 1)] if depth else []
             found[name] = draft if right else [(t + 1) % self._vocab_size for t in draft]
         return found
 

@@ -1,0 +1,34 @@
+"""Drafts of vLLM's own speculation: EAGLE heads, MTP layers, a draft model, suffixes.
+
+A core that is configured with one drafts in each of its steps, for the next. Those drafts lie with
+its requests and are offered here beside those of blocks, history and n-grams. So the same policy
+decides which of them are verified and how far, and the same accounts name them. Making them is part
+of vLLM's step and has no price of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
+from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
+from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.models.draft_names import DRAFT_MODEL
+
+
+class CoreProposer(Proposer):
+    """Offers what the core has drafted for a sequence."""
+
+    def __init__(self, method: str, drafted: Callable[[str], Seq[int]]) -> None:
+        """`method` as vLLM calls it; `drafted` gives a request's draft tokens by its id."""
+        self.name = f"{DRAFT_MODEL}@{method}"
+        self._drafted = drafted
+
+    def available(self, sequence: Sequence) -> int:
+        return len(self._drafted(sequence.request.request_id))
+
+    def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
+        return [
+            list(self._drafted(sequence.request.request_id)[:depth])
+            for sequence, depth in zip(sequences, depths, strict=True)
+        ]
