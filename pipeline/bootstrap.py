@@ -6,6 +6,7 @@ Every part can be passed in, which is how tests use fakes.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import uuid
 from collections.abc import Callable, Sequence
@@ -395,6 +396,12 @@ def make_exposure(
     return Exposure(settings, trouble)
 
 
+def _vllm_devices(settings: Settings) -> int:
+    options = settings.vllm_options
+    names = ("tensor_parallel_size", "pipeline_parallel_size")
+    return math.prod(int(options.get(name, 1)) for name in names)
+
+
 def priced_device(settings: Settings) -> Device:
     """The device of this worker, or all devices that share its verifier."""
     from specbatch.pipeline.policy.costs.pricing import priced
@@ -405,7 +412,7 @@ def priced_device(settings: Settings) -> Device:
         settings.tenure,
         settings.price_book,
         settings.price_per_device_hour_usd,
-        devices=settings.tensor_parallel,
+        devices=_vllm_devices(settings) if settings.engine == VLLM else settings.tensor_parallel,
     )
 
 

@@ -122,6 +122,9 @@ class StandInEngine:
     def lessons(self, job: str) -> Lessons:  # noqa: ARG002 - every job taught the same: nothing
         return Lessons()
 
+    def prepare(self) -> None:
+        """There is no model."""
+
     def wanted(self) -> list[Wanted]:
         return []
 

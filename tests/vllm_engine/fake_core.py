@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import Any
 
 from specbatch.pipeline.engines.vllm.core import CoreOptions, Emitted, Work
 from specbatch.schemas.errors import EngineError
@@ -63,6 +64,9 @@ class FakeCore:
         self.preempt: Mapping[int, str] = {}  # by step: who loses its KV then
         self.raises: Mapping[int, Exception] = {}
         self.nan: set[str] = set()  # requests whose log-probabilities are NaN
+        self.ended: set[str] = set()  # requests that end without a token
+        self.cached = 0  # tokens of each prompt whose KV was there
+        self.dropped_caches = 0
         self.deaf = False
         self.most_drafted = 99  # of each sequence in a step, whatever it was given
         self.own: list[int] | None = None  # what it drafts for each sequence; empty: what is right
@@ -93,8 +97,12 @@ class FakeCore:
         self.batches.append([running.work for running in self._running.values()])
         victim = self.preempt.get(self.steps)
         emitted = []
-        for name, running in list(self._running.items()):
+        for name, running in list(self._running.items())[: self.options.max_sequences]:
             draft, running.draft = running.draft, []
+            if name in self.ended:
+                del self._running[name]
+                emitted.append(Emitted(name, [], [], [], 0, finished=True))
+                continue
             if name == victim:
                 running.computed = 0
                 continue
@@ -127,8 +135,12 @@ class FakeCore:
         tops = (
             [((token, 1), (LOGPROB, -9.0)) for token in tokens] if work.params.top_logprobs else []
         )
-        judged = _judged(work.prompt_ids) if work.judge_prompt else ()
-        return Emitted(name, tokens, [value] * len(tokens), tops, len(draft), finished, judged)
+        more: dict[str, Any] = {
+            "cached": self.cached if running.done == len(tokens) else 0,
+            "prompt_tops": _judged(work.prompt_ids) if work.judge_prompt else (),
+        }
+        logprobs = [value] * len(tokens)
+        return Emitted(name, tokens, logprobs, tops, len(draft), finished, **more)
 
     def _token(self, running: Running, drafted: bool) -> int:
         work = running.work
@@ -144,6 +156,9 @@ class FakeCore:
             "sampled": drafted and hot,
         }
         return 3 if wrong.get(self._faulty) else token
+
+    def drop_cache(self) -> None:
+        self.dropped_caches += 1
 
     def drop(self, request_ids: Iterable[str]) -> None:
         for name in request_ids:

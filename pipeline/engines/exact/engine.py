@@ -167,6 +167,9 @@ class Engine:
         """Whether a step would do nothing."""
         return self._scheduler.idle and not self._rejected
 
+    def prepare(self) -> None:
+        """Load what the next step needs. It is loaded already."""
+
     def step(self) -> list[Completion]:
         """Run one pass over what is scheduled and commit its tokens; returns what finished."""
         step = self._schedule_and_propose()

@@ -70,6 +70,8 @@ class SteppingEngine(Protocol):
 
     def hint(self, request_id: str, position: int, token_ids: tuple[int, ...]) -> None: ...
 
+    def prepare(self) -> None: ...
+
     def step(self) -> list[Completion]: ...
 
     def wanted(self) -> list[Wanted]: ...
@@ -302,6 +304,8 @@ class EngineService:
 
     def _deliver_step(self, engine: SteppingEngine) -> None:
         with self._gate:
+            if not self._closing:
+                engine.prepare()  # it may load a model, which is no step
             self._stepping_since = now()
             step_guard.begins()
             try:  # `stop` sets its flag first and then looks at ours: no step runs unseen

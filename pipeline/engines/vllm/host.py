@@ -19,14 +19,14 @@ import torch
 from specbatch.pipeline.engines.contract import EngineStats, ModelFolder, Wanted
 from specbatch.pipeline.engines.exact.model.loader import choose_dtype
 from specbatch.pipeline.engines.exact.observing import Observer
+from specbatch.pipeline.engines.exact.recheck import ONE_IN
 from specbatch.pipeline.engines.exact.service import EngineService, made
-from specbatch.pipeline.engines.models.draft_names import pins_of
 from specbatch.pipeline.engines.models.fingerprint import unchanged
 from specbatch.pipeline.engines.models.model_folder import LoadedModels
-from specbatch.pipeline.engines.vllm.core import Core, CoreOptions, vllm_version
+from specbatch.pipeline.engines.vllm.core import Core, CoreOptions, check_options, vllm_version
 from specbatch.pipeline.engines.vllm.engine import VllmEngine
 from specbatch.pipeline.engines.vllm.parameters import check_given
-from specbatch.pipeline.engines.vllm.probe import Verdict, probe
+from specbatch.pipeline.engines.vllm.probe import probe
 from specbatch.pipeline.policy import tuning
 from specbatch.pipeline.policy.knowledge import Knowledge, KnowledgeKeeper
 from specbatch.schemas.errors import (
@@ -39,8 +39,6 @@ from specbatch.schemas.numeric_class import DTYPES, Serves, digested, engine_key
 from specbatch.schemas.spec import EngineSpec, SpeculationSpec
 
 log = logging.getLogger(__name__)
-
-NO_SPECULATION = Verdict(drafts=False, mixed=True, sampled=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +78,10 @@ class VllmHost:
         on_wanted: Callable[[Wanted], None] | None = None,
         observer: Observer | None = None,
     ) -> None:
-        """Raises `MissingExtraError` without a vLLM that is supported. Loads nothing."""
+        """Raises `MissingExtraError` without a vLLM that is supported, and `UsageError` for options
+        that it does not have. Imports vLLM, and loads no model."""
         self._version, self._transformers = vllm_version(), version("transformers")
+        check_options(options.device, options.more)
         self._options = options
         self._models = LoadedModels(verifier)
         self._gate = gate
@@ -89,7 +89,8 @@ class VllmHost:
         self._on_wanted = on_wanted
         self._observer = observer
         self._running: _Running | None = None
-        self._stopped = False
+        self._rechecks = True
+        self._stopped = self._given_up = False
         self._lock = threading.Lock()
         self._naming = threading.Lock()
 
@@ -154,9 +155,9 @@ class VllmHost:
             **({"speculation": json.dumps(dict(own), sort_keys=True)} if own else {}),
         }
 
-    def tag_models(self, wanted: SpeculationSpec) -> dict[str, str]:
-        """Raises `UsageError`: no draft model is here that a tag could be routed to."""
-        return pins_of(wanted.routes, []) if wanted.enabled else {}
+    def tag_models(self, wanted: SpeculationSpec) -> dict[str, str]:  # noqa: ARG002 - of the contract
+        """None: what a tag is routed to drafts faster at most, and it is not here."""
+        return {}
 
     # --- work ----------------------------------------------------------------------------------
     def service(self, spec: EngineSpec) -> EngineService:
@@ -194,19 +195,24 @@ class VllmHost:
         broken, self._running.engine = self._running.engine, None
         if broken is not None:
             broken.close()
+            if broken.failed_rechecking:
+                log.warning("a step failed that held a recheck: this worker does no more of them")
+                self._rechecks = False
         with self._naming:
-            self._models.check_changed()
-        folder = self.model
+            self._models.forget()  # no engine is left
+        folder, options = self.model, self._options
         knowledge = (self._store and self._store.load(self._about(dtype))) or Knowledge()
         self._running.engine = VllmEngine(
             partial(self._make_core, folder, dtype),
-            partial(self._tried, folder, dtype),
+            lambda core: probe(core, folder.vocab_size, dtype, options.max_depth),
             folder.vocab_size,
             eos_ids_of(folder),
-            self._options.max_sequences,
+            options.max_sequences,
             knowledge,
             self._observer,
-            own_speculation=self._options.own_speculation.get("method"),
+            recheck_one_in=ONE_IN if self._rechecks else 0,
+            max_depth=options.max_depth,
+            own_speculation=options.own_speculation.get("method"),
         )
         return self._running.engine
 
@@ -223,17 +229,25 @@ class VllmHost:
             own_speculation=options.own_speculation,
             more=options.more,
         )
-        loading = partial(unchanged, folder.ref, folder.path, partial(Core, core_options))
-        snapshot, core = made(loading)
-        with self._naming:
-            self._models.note(folder, snapshot)
-        return core
+        loaded: list[Core] = []
 
-    def _tried(self, folder: ModelFolder, dtype: str, core: Core) -> Verdict:
-        """What its speculation is good for."""
-        if not core.options.max_depth:
-            return NO_SPECULATION
-        return probe(core, folder.vocab_size, dtype, core.options.max_depth)
+        def load() -> Core:
+            while loaded:  # from files that changed meanwhile
+                loaded.pop().close()
+            loaded.append(Core(core_options))
+            return loaded[-1]
+
+        with self._naming:
+            self._models.check_changed()  # requests that wait belong to the model of the last core
+        try:
+            snapshot, core = made(partial(unchanged, folder.ref, folder.path, load))
+            with self._naming:
+                self._models.note(folder, snapshot)
+        except Exception:
+            for one in loaded:
+                one.close()
+            raise
+        return core
 
     def _keeping(self, dtype: str) -> Callable[[Knowledge], None] | None:
         return None if self._store is None else partial(self._store.keep, self._about(dtype))
@@ -269,7 +283,7 @@ class VllmHost:
     # --- ends ----------------------------------------------------------------------------------
     def give_up(self, error: DeviceLostError) -> None:
         with self._lock:
-            self._stopped = True
+            self._stopped = self._given_up = True
         for service in self._all():
             service.give_up(error)
 
@@ -286,8 +300,8 @@ class VllmHost:
         for service in self._all():
             service.close()
         running = self._running
-        if running is not None and running.engine is not None:
-            running.engine.close()
+        if running is not None and running.engine is not None and not self._given_up:
+            running.engine.close()  # which would wait for a device that hangs
 
     def _all(self) -> list[EngineService]:
         running = self._running

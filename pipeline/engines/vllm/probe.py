@@ -78,19 +78,21 @@ def probe(core: Steps, vocab_size: int, dtype: str, max_depth: int, seed: int = 
     faults, mixed_faults, sampled_faults = [], [], []
     for params, under in ((plain, ""), (penalised, " under a repetition penalty")):
         truth = trial.run(params)
+        plain_steps = trial.steps
         for depth in sorted({1, min(4, max_depth), max_depth}):
             for right in (True, False):
                 found = trial.run(params, truth, depth, right)
                 kind = "right" if right else "wrong"
                 if fault := trial.difference(truth, found):
                     faults.append(f"{kind} drafts of {depth} changed outputs{under}: {fault}")
-                elif right and trial.steps >= NEW_TOKENS:
+                elif right and trial.steps >= plain_steps:
                     faults.append(f"right drafts of {depth} were never accepted{under}")
     truth, depth = trial.run(plain), min(4, max_depth)
+    plain_steps = trial.steps
     found = trial.run(cold, truth, depth)
     if fault := trial.difference(truth, found, COLD_TIE):
         sampled_faults.append(f"drafts of {depth} changed sampled outputs: {fault}")
-    elif trial.steps >= NEW_TOKENS:
+    elif trial.steps >= plain_steps:
         sampled_faults.append(f"right drafts of {depth} were never accepted in sampled requests")
     for depth in (0, min(4, max_depth)):
         found = trial.run(plain, truth, depth, company=True)
@@ -148,7 +150,10 @@ class _Trial:
             self._core.add(Work(name, self._prompts[i], params, (), NEW_TOKENS, 0))
         beside = list(self._add_sampled()) if company else []
         while any(self._core.computed(name) is not None for name in names):
-            self._core.draft(self._drafts(names, outputs, truth, depth, right))
+            nothing: dict[str, list[int]] = {
+                name: [] for name in beside if self._core.computed(name) is not None
+            }
+            self._core.draft(nothing | self._drafts(names, outputs, truth, depth, right))
             self.steps += 1
             for event in self._core.step():
                 if event.request_id in names:

@@ -24,9 +24,10 @@ from specbatch.jobs.demo import __file__ as demo
 from specbatch.pipeline.engines.contract import Cohort, Completion, Request
 from specbatch.pipeline.engines.exact.service import SteppingEngine
 from specbatch.pipeline.engines.models.model_folder import inspect_folder
-from specbatch.pipeline.engines.vllm.core import Core, CoreOptions, Work
+from specbatch.pipeline.engines.vllm.core import Core, CoreOptions, Work, check_options
 from specbatch.pipeline.engines.vllm.engine import VllmEngine
 from specbatch.pipeline.engines.vllm.probe import Verdict, probe
+from specbatch.schemas.errors import UsageError
 from specbatch.schemas.records import FinishReason, Origin, SamplingParams
 from specbatch.schemas.speculation import PRE_GENERATED
 from support.engine_contract import *  # noqa: F403 - the tests of the contract, which take `bed`
@@ -57,12 +58,13 @@ class Cores:
 
     core: Kept | None = None
 
-    def __call__(self, drafted: bool) -> Core:
+    def __call__(self, drafted: bool, own: Mapping[str, object] | None = None) -> Core:
         depth = DEPTH if drafted else 0
-        if self.core is None or self.core.options.max_depth != depth:
+        options = (str(MODEL), "float32", SEQUENCES, 512, depth, KV_BYTES)
+        wanted = CoreOptions(*options, own_speculation=own or {}, more=MORE)
+        if self.core is None or self.core.options != wanted:
             self.close()
-            options = (str(MODEL), "float32", SEQUENCES, 512, depth, KV_BYTES)
-            self.core = Kept(CoreOptions(*options, more=MORE))
+            self.core = Kept(wanted)
         return self.core
 
     def close(self) -> None:
@@ -95,7 +97,8 @@ def bed(cores: Cores, verdict: Verdict) -> Bed:
 
 @pytest.fixture
 def engine(cores: Cores, verdict: Verdict) -> SteppingEngine:
-    return VllmEngine(cores, lambda _: verdict, MODEL_FOLDER.vocab_size, EOS, SEQUENCES)
+    vocab = MODEL_FOLDER.vocab_size
+    return VllmEngine(cores, lambda _: verdict, vocab, EOS, SEQUENCES, max_depth=DEPTH)
 
 
 def prompts(count: int = 8) -> list[tuple[int, ...]]:
@@ -235,6 +238,7 @@ def test_greedy_requests_beside_sampled_ones_are_right(
         {"min_p": 0.1},
         {"logit_bias": ((50, 5.0),)},
         {"min_tokens": 20, "ignore_eos": False},
+        {"top_logprobs": 1},
         {"top_logprobs": 3},
     ],
 )
@@ -246,8 +250,14 @@ def test_parameters_mean_the_same_with_drafts(
     drafted = complete(engine, requests(truth, params=params, depth=4))
     assert tokens(drafted) == tokens(plain)
     assert not [c.error for c in drafted.values() if c.error]
-    if "top_logprobs" in changes:
-        assert {len(ids) for ids, _ in drafted["r0"].top_logprobs or ()} <= {3, 4}
+    if asked := params.top_logprobs:
+        for done in (*plain.values(), *drafted.values()):
+            for token, logprob, (ids, values) in zip(
+                done.token_ids, done.logprobs, done.top_logprobs or (), strict=True
+            ):
+                assert len(ids) == len(values) == asked
+                assert values == tuple(sorted(values, reverse=True))
+                assert (ids[0], values[0]) == (token, logprob)
 
 
 def test_what_vllm_cannot_give_is_refused_and_the_rest_goes_on(
@@ -273,6 +283,54 @@ def test_outputs_that_are_fed_again_agree(
     done = complete(engine, requests(truth, depth=depth))
     assert tokens(done) == truth
     assert {(c.recheck.tokens, c.recheck.differing) for c in done.values()} == {(TOKENS, 0)}
+
+
+def test_a_draft_model_of_vllms_own_drafts_beside_ours(
+    cores: Cores, truth: list[tuple[int, ...]]
+) -> None:
+    own = {"method": "draft_model", "model": str(DEMO / "models" / "draft")}
+    vocab = MODEL_FOLDER.vocab_size
+    engine = VllmEngine(
+        lambda drafted: cores(drafted, own),
+        lambda core: probe(core, vocab, "float32", DEPTH),
+        *(vocab, EOS, SEQUENCES),
+        max_depth=DEPTH,
+        own_speculation="draft_model",
+    )
+    of_model = frozenset({"draft-model"})
+    done = complete(engine, requests(depth=4, sources=of_model))
+    assert engine.verdict is not None
+    assert engine.verdict.drafts
+    assert tokens(done) == truth
+    assert {c.provenance.sources for c in done.values()} == {("draft-model@draft_model",)}
+    assert all(0 < c.accepted <= c.proposed for c in done.values())
+    assert max(max(c.provenance.drafted) for c in done.values()) == 4
+    block = frozenset({PRE_GENERATED})
+    assert tokens(complete(engine, requests(truth, depth=4, sources=block))) == truth
+
+
+def test_kv_that_is_dropped_is_computed_anew(
+    engine: SteppingEngine, truth: list[tuple[int, ...]]
+) -> None:
+    assert isinstance(engine, VllmEngine)
+    for request in requests(truth, depth=4):
+        engine.add(request)
+    for _ in range(3):
+        engine.step()
+    engine._drop_cache()
+    done: dict[str, Completion] = {}
+    while not engine.idle:
+        done |= {c.request_id: c for c in engine.step()}
+    assert tokens(done) == truth
+    assert engine.stats.preemptions == len(prompts())
+
+
+def test_options_that_vllm_does_not_have_are_named() -> None:
+    check_options("cpu", MORE)
+    with pytest.raises(UsageError, match="no option enforce_lazy"):
+        check_options("cpu", {"enforce_lazy": True})
+    with pytest.raises(UsageError, match="SPECBATCH_DEVICE=cpu"):
+        check_options("cuda", MORE)
 
 
 def test_a_cancelled_request_leaves_the_core(
