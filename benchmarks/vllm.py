@@ -77,6 +77,7 @@ def main() -> None:
             rows.append(row)
             print(json.dumps(row), flush=True)
     about = machine() | {"vllm": vllm_version(), "dtype": arguments.dtype, "eager": arguments.eager}
+    arguments.results.mkdir(parents=True, exist_ok=True)
     path = arguments.results / f"vllm-cpu-{arguments.dtype}.json"
     path.write_text(
         json.dumps({"machine": about, "probe": bed.found, "rows": rows}, indent=1) + "\n"

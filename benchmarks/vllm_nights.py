@@ -159,6 +159,7 @@ def main() -> None:
     rows = rows_of(nights, arguments)
     about = machine() | {"vllm": vllm_version(), "dtype": arguments.dtype}
     about |= {"prompts": arguments.prompts, "new_tokens": arguments.new_tokens}
+    arguments.results.mkdir(parents=True, exist_ok=True)
     path = arguments.results / f"vllm-nights-{arguments.dtype}.json"
     path.write_text(json.dumps({"machine": about, "rows": rows}, indent=1) + "\n")
     for row in rows:

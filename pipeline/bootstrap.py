@@ -37,7 +37,7 @@ from specbatch.schemas.messages import HintMessage
 from specbatch.schemas.notifications import load_targets
 from specbatch.schemas.presence import WorkerProcess
 from specbatch.schemas.records import DueWork, Stage
-from specbatch.schemas.settings import VLLM, Settings
+from specbatch.schemas.settings import EXACT, VLLM, Settings
 from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
 
 if TYPE_CHECKING:  # the light install has no torch, no pyarrow and no prometheus_client
@@ -218,7 +218,11 @@ def make_worker(
     if fake_models is None:
         require_engine_extra()
     from specbatch.pipeline.engines.exact import step_guard
-    from specbatch.pipeline.engines.models.model_folder import check_pair, models_here
+    from specbatch.pipeline.engines.models.model_folder import (
+        check_architecture,
+        check_pair,
+        models_here,
+    )
     from specbatch.pipeline.inputs.tokenizer import TextTokenizer
     from specbatch.pipeline.runtime.anchors import Anchoring, Anchors
     from specbatch.pipeline.runtime.device_time import Timekeeper, Timing
@@ -237,8 +241,11 @@ def make_worker(
     folders = [models(ref) if ref else None for ref in (verifier, proposer)]
     beside = tuple(models(ref) for ref in extra_draft_models)
     if folders[0] is not None:
+        if settings.engine == EXACT and fake_models is None:
+            check_architecture(folders[0])
         for drafting in (folders[1], *beside):
             if drafting is not None:
+                check_architecture(drafting)
                 check_pair(folders[0], drafting)
     tracing = open_tracing(trace_options(settings))
     owner = owner_here()  # the form that sql_triggers.py knows

@@ -44,7 +44,8 @@ _SECRETS_OF_LIBRARIES = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "PGPASSWO
 OLD_NAMES = frozenset({"bell_patience_sec"})  # of settings, which still count
 EngineName = Literal["exact", "vllm"]
 ENGINES = get_args(EngineName)
-VLLM = "vllm"
+EXACT: EngineName = "exact"
+VLLM: EngineName = "vllm"
 
 
 class Settings(BaseSettings):

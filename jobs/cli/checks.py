@@ -80,7 +80,7 @@ def check_job(
             return False
 
     memory = settings.ingest_memory_mib << 20
-    checked = preflight.check_job(spec, settings.s3_endpoint_url, is_mine, memory)
+    checked = preflight.check_job(spec, settings.s3_endpoint_url, is_mine, memory, settings.engine)
     tell_beyond_context(spec, checked.context_tokens)
     return checked
 

@@ -9,7 +9,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from specbatch.pipeline.engines.exact.model.quantised import check_weights
-from specbatch.pipeline.engines.models.model_folder import check_pair, inspect_model
+from specbatch.pipeline.engines.models.model_folder import (
+    check_architecture,
+    check_pair,
+    inspect_model,
+)
 from specbatch.pipeline.inputs.contract import READER_BYTES, Source
 from specbatch.pipeline.inputs.kept import kept_schema
 from specbatch.pipeline.inputs.planner import PlannedGroup, plan
@@ -19,6 +23,7 @@ from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.pipeline.outputs.outputs import OutputWriter
 from specbatch.pipeline.storage.objects import ASKED_RETRY_SEC, Objects
 from specbatch.schemas.errors import InputError, ObjectError
+from specbatch.schemas.settings import EXACT
 from specbatch.schemas.spec import JobSpec
 
 
@@ -42,14 +47,17 @@ def check_job(
     s3_endpoint_url: str | None = None,
     is_mine: Callable[[str], bool] = lambda _: False,
     reader_bytes: int = READER_BYTES,
+    engine: str = EXACT,
 ) -> Checked:
     """Raise a `UsageError` that names what is wrong with the models, the input or the output.
 
-    An output that belongs to a job is refused unless `is_mine` accepts that job's id.
-    Writes nothing.
+    An output that belongs to a job is refused unless `is_mine` accepts that job's id. `engine` will
+    verify. Writes nothing.
     """
     objects = Objects(s3_endpoint_url, s3_retry_sec=ASKED_RETRY_SEC)
     verifier = inspect_model(spec.verifier)
+    if engine == EXACT:
+        check_architecture(verifier)
     check_weights(spec.engine.verifier_weights)
     if spec.proposer:
         check_pair(verifier, inspect_model(spec.proposer))

@@ -10,7 +10,12 @@ from typing import Any, NoReturn
 
 import pytest
 
-from specbatch.pipeline.engines.models.model_folder import check_folder, check_pair, inspect_model
+from specbatch.pipeline.engines.models.model_folder import (
+    check_architecture,
+    check_folder,
+    check_pair,
+    inspect_model,
+)
 from specbatch.schemas.errors import ModelError
 from support.models import TinyPair, tiny_llama
 
@@ -205,24 +210,45 @@ def test_weights_that_are_not_safetensors(folder: Path, files: list[str], reason
         ({"model_type": "rwkv"}, "rwkv"),
         ({"model_type": "qwen3_next"}, "qwen3_next"),
         ({"model_type": "gemma3"}, "gemma3"),
-        ({"model_type": "t5", "is_encoder_decoder": True}, "t5"),
-        ({"is_encoder_decoder": True}, "llama"),
     ],
 )
-def test_architectures_that_were_not_tested(
+def test_engine_exact_refuses_architectures_that_were_not_tested(
     folder: Path, change: dict[str, Any], named: str
 ) -> None:
     edit(folder, lambda c: c.update(change))
-    assert refusal(folder) == (
-        f"model `{folder}` has architecture `{named}`, which is not supported: "
+    with pytest.raises(ModelError) as raised:
+        check_architecture(inspect_model(str(folder)))
+    assert str(raised.value) == (
+        f"model `{folder}` has architecture `{named}`, which is not supported by engine exact: "
         "use one of gemma2, gemma3_text, gpt2, gpt_neox, llama, mistral, mixtral, olmo2, phi3, "
-        "qwen2, qwen3, qwen3_moe"
+        "qwen2, qwen3, qwen3_moe; or engine vllm, with `exactness: fast`"
     )
+
+
+@pytest.mark.parametrize("named", ["t5", "llama"])
+def test_models_with_an_encoder_are_refused(folder: Path, named: str) -> None:
+    edit(folder, lambda c: c.update(model_type=named, is_encoder_decoder=True))
+    assert f"has an encoder (architecture `{named}`), which is not supported" in refusal(folder)
 
 
 def test_an_architecture_that_is_not_named(folder: Path) -> None:
     edit(folder, lambda c: c.pop("model_type"))
-    assert "has architecture `?`, which is not supported" in refusal(folder)
+    with pytest.raises(ModelError, match=r"has architecture `\?`, which is not supported"):
+        check_architecture(inspect_model(str(folder)))
+
+
+def test_the_text_part_of_a_larger_model_counts(folder: Path) -> None:
+    whole = inspect_model(str(folder))
+
+    def nest(config: dict[str, Any]) -> None:
+        text = dict(config)
+        config.clear()
+        config.update(model_type="gemma3", text_config=text)
+
+    edit(folder, nest)
+    found = inspect_model(str(folder))
+    assert found.model_type == "gemma3"
+    assert (found.vocab_size, found.context_tokens) == (whole.vocab_size, whole.context_tokens)
 
 
 def test_a_model_that_attends_in_both_directions(folder: Path) -> None:

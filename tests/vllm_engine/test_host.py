@@ -116,6 +116,15 @@ def test_parameters_of_a_core_without_speculation() -> None:
     assert not needs_no_speculation(SamplingParams(temperature=1.0, top_p=0.5))
 
 
+def test_temperatures_that_vllm_would_change_are_refused() -> None:
+    for temperature in (0.001, 2.5):
+        params = SamplingParams(temperature=temperature)
+        assert "from 0.01 to 2.0" in (refused(Request("r", (5, 6), params, 0), 100) or "")
+    for temperature in (0.0, 0.01, 2.0):
+        params = SamplingParams(temperature=temperature)
+        assert refused(Request("r", (5, 6), params, 0), 100) is None
+
+
 def test_penalties_of_an_output_that_is_continued_are_refused() -> None:
     params = SamplingParams(presence_penalty=0.5)
     whole = Request("r", (5, 6), params, 0)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from specbatch.pipeline.engines.contract import ModelFolder
 from specbatch.pipeline.engines.models.fingerprint import fingerprint_of
-from specbatch.pipeline.engines.models.model_folder import check_pair
+from specbatch.pipeline.engines.models.model_folder import check_architecture, check_pair
 from specbatch.schemas.fingerprint import Models
 from specbatch.schemas.numeric_class import UNKNOWN
 from specbatch.schemas.records import JobRow, Verification
@@ -18,6 +18,8 @@ def check_models(
 ) -> tuple[ModelFolder, ModelFolder | None]:
     """The job's verifier and its proposer, if it names one. Raises `ModelError`."""
     verifier = models(spec.verifier)
+    if spec.engine.exactness == "bitwise":
+        check_architecture(verifier)  # no engine but ours gives that
     proposer = models(spec.proposer) if spec.proposer else None
     if proposer is not None:
         check_pair(verifier, proposer)

@@ -121,14 +121,19 @@ def _check_index(ref: str, folder: Path, there: set[str]) -> None:
         )
 
 
-def check_model(ref: str, config: Mapping[str, Any], weights: Sequence[Path]) -> None:
-    """Raise `ModelError` with one sentence for the first contradiction."""
+def check_model(
+    ref: str, config: Mapping[str, Any], weights: Sequence[Path], is_known: bool
+) -> None:
+    """Raise `ModelError` with one sentence for the first contradiction. `is_known`: its
+    architecture is, and with it the shapes of its tensors."""
     _check_config(ref, config)
     _check_end_tokens(ref, weights[0].parent)
-    check_weights(ref, config, weights)
+    check_weights(ref, config, weights, is_known)
 
 
-def check_weights(ref: str, config: Mapping[str, Any], weights: Sequence[Path]) -> None:
+def check_weights(
+    ref: str, config: Mapping[str, Any], weights: Sequence[Path], is_known: bool
+) -> None:
     """The same for the weights alone; their config was checked before."""
     index = weights[0].parent / INDEX
     named = _weight_map(index)
@@ -149,7 +154,7 @@ def check_weights(ref: str, config: Mapping[str, Any], weights: Sequence[Path]) 
             f"{INDEX} of model `{ref}` names the tensor {lost[0]:.100}, which is in none of its "
             "files: copy or save the model again"
         )
-    if not config.get("quantization_config"):  # such tensors are packed in ways of their own
+    if is_known and not config.get("quantization_config"):  # those are packed in their own ways
         _check_shapes(ref, config, shapes)
 
 

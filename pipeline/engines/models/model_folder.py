@@ -18,7 +18,7 @@ from specbatch.schemas.fingerprint import Fingerprint, differing, listed
 
 log = logging.getLogger(__name__)
 
-# Tested against `generate`; every other architecture is refused by name.
+# Of engine exact: tested against `generate`; it refuses every other one by name.
 SUPPORTED_MODEL_TYPES = (
     "gemma2",
     "gemma3_text",
@@ -69,18 +69,18 @@ def inspect_folder(ref: str, path: Path) -> ModelFolder:
             "refused: use a model that transformers supports itself"
         )
     weights = check_files(ref, path)
-    model_type = config.get("model_type", "?")
-    if config.get("is_encoder_decoder") or model_type not in SUPPORTED_MODEL_TYPES:
+    model_type = str(config.get("model_type", "?"))
+    if config.get("is_encoder_decoder"):
         raise ModelError(
-            f"model `{ref}` has architecture `{model_type}`, which is not supported: "
-            f"use one of {', '.join(SUPPORTED_MODEL_TYPES)}"
+            f"model `{ref}` has an encoder (architecture `{model_type}`), which is not supported: "
+            "use a causal model"
         )
     if config.get("use_bidirectional_attention"):
         raise ModelError(
             f"model `{ref}` attends in both directions (use_bidirectional_attention), so it cannot "
             "write token by token: use a causal model"
         )
-    check_model(ref, config, weights)
+    check_model(ref, config, weights, model_type in SUPPORTED_MODEL_TYPES)
     return ModelFolder(
         ref=ref,
         path=path,
@@ -90,6 +90,16 @@ def inspect_folder(ref: str, path: Path) -> ModelFolder:
         fingerprint=snapshot_of(ref, path).fingerprint,
         revision=path.name if path.parent.name == "snapshots" else None,
     )
+
+
+def check_architecture(model: ModelFolder) -> None:
+    """Raise `ModelError` for a model that engine exact does not run."""
+    if model.model_type not in SUPPORTED_MODEL_TYPES:
+        raise ModelError(
+            f"model `{model.ref}` has architecture `{model.model_type}`, which is not supported by "
+            f"engine exact: use one of {', '.join(SUPPORTED_MODEL_TYPES)}; or engine vllm, with "
+            "`exactness: fast`"
+        )
 
 
 def models_here() -> Callable[[str], ModelFolder]:
@@ -102,7 +112,8 @@ def check_again(model: ModelFolder) -> None:
     """Raise `BrokenModelError` unless its files are still complete, just before loading them."""
     try:
         weights = check_files(model.ref, model.path)
-        check_weights(model.ref, _read_config(model.ref, model.path), weights)
+        known = model.model_type in SUPPORTED_MODEL_TYPES
+        check_weights(model.ref, _read_config(model.ref, model.path), weights, known)
     except ModelError as error:
         raise BrokenModelError(str(error)) from None
 
@@ -240,6 +251,8 @@ def _read_config(ref: str, path: Path) -> dict[str, Any]:
         ) from None
     except (ValueError, OSError, RecursionError) as error:
         raise ModelError(f"config.json of model `{ref}` cannot be read: {_reason(error)}") from None
+    if isinstance(config, dict) and isinstance(config.get("text_config"), dict):
+        config = config["text_config"] | config
     if not isinstance(config, dict) or "vocab_size" not in config:
         raise ModelError(f"config.json of model `{ref}` names no vocab_size: is it a text model?")
     return config

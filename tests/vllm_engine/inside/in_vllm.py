@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from pathlib import Path
 
 import pyarrow.dataset
 import pytest
+import torch
+from transformers import GraniteConfig, GraniteForCausalLM
 
 from specbatch.jobs.demo import __file__ as demo
 from specbatch.pipeline.engines.contract import Cohort, Completion, Request
@@ -371,6 +374,30 @@ def job(tmp_path: Path) -> list[str]:
         *("--verifier", str(MODEL), "--dtype", "float32", "--max-tokens", "48"),
         *("--idempotency-key", "one", "--output", str(tmp_path / "out")),
     ]
+
+
+def test_an_architecture_that_engine_exact_does_not_run(job: list[str], tmp_path: Path) -> None:
+    folder = tmp_path / "granite"
+    config = GraniteConfig(
+        vocab_size=MODEL_FOLDER.vocab_size,
+        hidden_size=128,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=512,
+    )
+    torch.manual_seed(0)
+    GraniteForCausalLM(config).save_pretrained(folder)
+    for file in MODEL.glob("*token*"):
+        shutil.copy(file, folder)
+    job[job.index(str(MODEL))] = str(folder)
+    refused = run([*job, "--engine", "exact"], tmp_path)
+    assert refused.returncode == 2
+    assert "architecture `granite`, which is not supported by engine exact" in refused.stderr
+    done = run(job, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert pyarrow.dataset.dataset(tmp_path / "out" / "data").count_rows() > 0
 
 
 def environment(tmp_path: Path) -> dict[str, str]:
