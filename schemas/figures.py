@@ -30,6 +30,8 @@ class ScheduleRuns:
 
     last_success_at: float | None = None  # when one was submitted last, seconds since the epoch
     missed: int = 0  # lately
+    failed: int = 0  # lately: their jobs ended as failed …
+    partial: int = 0  # … or with an output that lacks rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,7 @@ class Track:
 
     levels: tuple[Acceptance, ...]  # the most general first
     tallied: list[Track] = field(default_factory=list)  # whoever has a tally; shared by all tracks
+    whole: Acceptance = field(default_factory=new_level)  # its proposer's on the job, all labels
     agreed: int = 0  # of the tally
     tested: int = 0
     new_agreed: int = 0  # since `Tracks.counts` was last asked
@@ -141,6 +142,7 @@ class Track:
             return
         for level in self.levels:
             level.observe_many(self.agreed, self.tested)
+        self.whole.observe_many(self.agreed, self.tested)
         self.new_agreed += self.agreed
         self.new_tested += self.tested
         self.agreed = self.tested = 0
@@ -154,6 +156,7 @@ class Tracks:
     _jobs: dict[tuple[str, str], Acceptance] = field(default_factory=dict)  # (label, job)
     _tags: dict[tuple[str, str, str], Acceptance] = field(default_factory=dict)
     _tracks: dict[tuple[str, str, str | None], Track] = field(default_factory=dict)
+    _wholes: dict[tuple[str, str], Acceptance] = field(default_factory=dict)  # (proposer, job)
     _tallied: list[Track] = field(default_factory=list)  # since `fold`: steps ask these alone
 
     def track(self, label: str, job: str, tag: str | None) -> Track:
@@ -162,8 +165,12 @@ class Tracks:
         if found is None:
             general = self.known.setdefault(label, new_level(4.0))
             levels = (general, *self._levels(label, job, tag))
-            found = self._tracks[key] = Track(levels, self._tallied)
+            whole = self._whole(proposer_of(label), job)
+            found = self._tracks[key] = Track(levels, self._tallied, whole)
         return found
+
+    def _whole(self, proposer: str, job: str) -> Acceptance:
+        return self._wholes.setdefault((proposer, job), new_level())
 
     def _levels(self, label: str, job: str, tag: str | None) -> list[Acceptance]:
         """Of the job, and of the tag if there is one."""
@@ -177,7 +184,7 @@ class Tracks:
         if tested <= 0:
             return
         share = min(1.0, tuning.PRIOR_TESTS / tested)
-        for level in self._levels(label, job, tag):
+        for level in (*self._levels(label, job, tag), self._whole(proposer_of(label), job)):
             level.agreed += share * agreed
             level.tested += share * tested
             level.seen += tested
@@ -200,6 +207,12 @@ class Tracks:
         tested = sum(level.tested for level in levels)
         agreed = sum(level.agreed for level in levels)
         return (agreed / tested if tested else 0.0), tested
+
+    def lately(self, proposer: str, job: str) -> tuple[float, float]:
+        """The same of the newest tests alone. `rate_of` keeps what is known of buckets and tags that
+        are not drafted for any more."""
+        whole = self._whole(proposer, job)
+        return (whole.agreed / whole.tested if whole.tested else 0.0), whole.tested
 
     def of_proposer(self, proposer: str) -> list[Track]:
         return [t for (label, _, _), t in self._tracks.items() if proposer_of(label) == proposer]
@@ -235,6 +248,7 @@ class Tracks:
         self._jobs = {k: v for k, v in self._jobs.items() if k[1] != job}
         self._tags = {k: v for k, v in self._tags.items() if k[1] != job}
         self._tracks = {k: v for k, v in self._tracks.items() if k[1] != job}
+        self._wholes = {k: v for k, v in self._wholes.items() if k[1] != job}
 
 
 # --- sequences ----------------------------------------------------------------------------------

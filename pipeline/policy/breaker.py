@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from specbatch.pipeline.policy import tuning
-from specbatch.pipeline.policy.acceptance import Acceptance, Track, Tracks, label_of
+from specbatch.pipeline.policy.acceptance import Acceptance, Track, Tracks, label_of, proposer_of
 from specbatch.pipeline.policy.costs.controls import NOTHING_MEASURED, Measured
 from specbatch.schemas.speculation import (
     ALL_PROPOSERS,
@@ -88,6 +88,8 @@ class _Settled:
 @dataclass(slots=True)
 class _Job:
     breakers: dict[str, Breaker] = field(default_factory=dict)  # by proposer
+    best: dict[str, float] = field(default_factory=dict)  # by proposer; earlier jobs count
+    collapsed: set[str] = field(default_factory=set)  # proposers that are far below their best
     judged: dict[str, tuple[tuple[float, float], int]] = field(default_factory=dict)
     # by proposer: the figures of the last replan that counted, and its step
     drafting: _Settled = field(default_factory=_Settled)
@@ -103,6 +105,8 @@ class DecisionLog:
     clock: Callable[[], float] = time.time
     # Hears job, proposer (or `ALL_PROPOSERS`), and whether it is off from now on.
     on_decision: Callable[[str, str, bool], None] = lambda *_: None
+    # Hears job, proposer, and whether its acceptance is far below its best from now on.
+    on_collapse: Callable[[str, str, bool], None] = lambda *_: None
     tracks: Tracks = field(init=False)
     _jobs: dict[str, _Job] = field(default_factory=dict)  # the one used last comes last
 
@@ -116,8 +120,14 @@ class DecisionLog:
         """What earlier jobs of the same name found."""
         is_known = job in self._jobs
         self._job(job)
-        for count in () if is_known else counts:
+        if is_known:
+            return
+        proposers = set()
+        for count in counts:
             self.tracks.prime(job, count.proposer, count.tag, count.agreed, count.tested)
+            proposers.add(proposer_of(count.proposer))
+        for proposer in proposers:
+            self._compare(job, proposer)
 
     # --- may a proposer be asked? ---------------------------------------------------------------
     def allows(self, job: str, proposer: str, step: int) -> bool:
@@ -160,6 +170,7 @@ class DecisionLog:
         rate, tested = self.tracks.rate_of(proposer, job)
         if tested < tuning.BREAKER_TESTS:
             return
+        self._compare(job, proposer)
         figures, at = of.judged.get(proposer, (None, 0))
         if not pays and figures == (rate, tested) and step < at + tuning.SAME_TESTS_STEPS:
             return
@@ -179,6 +190,19 @@ class DecisionLog:
             break_even=needed,
             sequences=sequences,
         )
+
+    def _compare(self, job: str, proposer: str) -> None:
+        """With the best there was. What collapsed stays so while nothing is drafted; its breaker
+        opens, and then no figure that rests on draft tokens would tell of it."""
+        rate, tested = self.tracks.lately(proposer, job)
+        if tested < tuning.BREAKER_TESTS:
+            return
+        of = self._job(job)
+        best = of.best[proposer] = max(rate, of.best.get(proposer, 0.0))
+        fell = rate < tuning.COLLAPSED_SHARE * best and rate < best - tuning.COLLAPSED_BY
+        if fell != (proposer in of.collapsed):
+            of.collapsed ^= {proposer}
+            self.on_collapse(job, proposer, fell)
 
     def record_disabled(self, proposer: str, reason: str) -> None:
         """The proposer failed too often and is not asked by anybody for a while."""
@@ -222,6 +246,8 @@ class DecisionLog:
         """Drop all that is known of a job; whatever was off in it is reported as on again."""
         of = self._jobs.pop(job, None) or _Job()
         self.tracks.forget(job)
+        for proposer in of.collapsed:
+            self.on_collapse(job, proposer, False)
         for proposer, breaker in of.breakers.items():
             if breaker.open_until is not None:
                 self.on_decision(job, proposer, False)

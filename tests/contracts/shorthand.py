@@ -102,8 +102,10 @@ def stage_of(store: Store) -> Stage:
     return store.get_job(JOB).stage
 
 
-def ended(store: Store, job_id: str = JOB, **values: object) -> None:
-    """A job of one group that is done, with a row that was rejected."""
+def ended(
+    store: Store, job_id: str = JOB, state: JobState = JobState.DONE, **values: object
+) -> None:
+    """A job of one group that is over, with a row that was rejected."""
     store.create_job(new_job(job_id, sealed_spec='{"name": "whole"}', **values))
     work = store.claim_job(job_id, Stage.INGEST, "w", 60.0)
     assert work is not None
@@ -119,7 +121,7 @@ def ended(store: Store, job_id: str = JOB, **values: object) -> None:
     store.commit_group(group.lease, records, NO_TIME, {})
     last = store.claim_job(job_id, Stage.PUBLISH, "w", 60.0)
     assert last is not None
-    store.finish_job(last.lease, JobState.DONE)
+    store.finish_job(last.lease, state)
 
 
 def exhaust(store: Store, index: int, stage: Stage = Stage.VERIFY) -> None:

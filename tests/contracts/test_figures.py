@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from contracts.shorthand import claim, ingest
+from contracts.shorthand import claim, ended, ingest
 from ledger.builders import JOB, LEASE_SEC, Clock
 
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.audit import AuditRecord, Correctness
 from specbatch.schemas.figures import ScheduleRuns, StoreFigures
+from specbatch.schemas.records import JobState
 from specbatch.schemas.schedules import PAUSED, RunState, ScheduleRun
 
 DAY = 86_400.0
@@ -49,6 +50,20 @@ def test_schedules_tell_their_last_run_and_what_they_lost_lately(
         "hourly": ScheduleRuns(None, 1),
         "new": ScheduleRuns(None, 0),  # looked after: its first loss will be a rise
     }
+
+
+def test_runs_whose_jobs_failed_or_lack_rows_are_counted(store: Store, clock: Clock) -> None:
+    def run(job_id: str, days_ago: float, state: JobState) -> None:
+        at = clock.now - days_ago * DAY
+        store.note_schedule_run(ScheduleRun("nightly", at, RunState.SUBMITTED, job_id))
+        ended(store, job_id, state, output_uri=f"file:///{job_id}")
+
+    run("one", 3, JobState.FAILED)
+    run("two", 2, JobState.PARTIAL)
+    run("three", 1, JobState.DONE)
+    run("four", 9, JobState.FAILED)  # too long ago
+    found = store.figures().schedules["nightly"]
+    assert (found.failed, found.partial) == (1, 1)
 
 
 def test_a_schedule_that_is_paused_or_gone_is_not_silent(store: Store, clock: Clock) -> None:

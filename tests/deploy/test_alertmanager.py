@@ -22,7 +22,13 @@ LABELS: dict[str, dict[str, str]] = {
 # Never kept back: outputs may be wrong, or a night is missing.
 ALWAYS = {
     *("CorrectnessBudgetBurnsFast", "CorrectnessBudgetBurnsSlowly"),
-    *("NightlyRunMissing", "ScheduleSilent", "RowsQuarantined", "RolloutForgotten"),
+    *(
+        "NightlyRunMissing",
+        "NightlyRunFailed",
+        "ScheduleSilent",
+        "RowsQuarantined",
+        "RolloutForgotten",
+    ),
     "StoreUnreachable",
 }
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -30,6 +30,7 @@ class Recorder:
 
     steps: list[StepFigures] = field(default_factory=list)
     first: list[tuple[str, float]] = field(default_factory=list)
+    collapses: list[tuple[str, str, bool]] = field(default_factory=list)
     ended: list[tuple[str, float]] = field(default_factory=list)
     turns: list[tuple[str, str, bool]] = field(default_factory=list)
     drifts: list[tuple[str, float]] = field(default_factory=list)
@@ -45,6 +46,9 @@ class Recorder:
 
     def drafting_switched(self, job_id: str, proposer: str, is_off: bool) -> None:
         self.turns.append((job_id, proposer, is_off))
+
+    def acceptance_collapsed(self, job_id: str, proposer: str, is_far_below: bool) -> None:
+        self.collapses.append((job_id, proposer, is_far_below))
 
     def drifted(self, proposer: str, nats: float) -> None:
         self.drifts.append((proposer, nats))

@@ -363,7 +363,17 @@ def test_sweeps_are_counted() -> None:
     assert site.series(names.ENQUEUED) == {("verify",): 1}
 
 
-# --- drafting that is off -----------------------------------------------------------------------
+# --- drafting that collapsed, or is off ---------------------------------------------------------
+def test_a_collapse_is_told_while_its_job_is_verified_here() -> None:
+    site = Site()
+    lease = site.claim(0)
+    site.meter.acceptance_collapsed(JOB, "draft-model", True)
+    site.meter.acceptance_collapsed("another job", "draft-model", True)
+    assert reading(site.metrics).series(names.COLLAPSED) == {("nightly", "draft-model"): 1.0}
+    site.store.release(lease, "it ends", forgiven=True)
+    assert reading(site.metrics).series(names.COLLAPSED) == {}
+
+
 def test_a_breaker_is_told_while_its_job_is_verified_here() -> None:
     site = Site()
     lease = site.claim(0)

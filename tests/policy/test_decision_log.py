@@ -389,3 +389,68 @@ def test_a_proposer_that_pays_alone_is_told_who_is_better() -> None:
     )
     worse = verdict("ngram", 0.12, 57.0, 0.17, 8, False, ("history", 0.94))
     assert "break-even at 8 sequences is 0.17" in worse, "it would not pay alone either"
+
+
+# --- collapses ----------------------------------------------------------------------------------
+def collapses(decision_log: DecisionLog) -> list[tuple[str, str, bool]]:
+    heard: list[tuple[str, str, bool]] = []
+    decision_log.on_collapse = lambda *told: heard.append(told)
+    return heard
+
+
+def test_a_fall_far_below_the_best_is_told_once_and_so_is_its_end() -> None:
+    decision_log = new_journal()
+    heard = collapses(decision_log)
+    learn(decision_log, "a", "block", 80, 100)
+    judge(decision_log, "a", "block", 1, pays=True)
+    assert heard == []
+    learn(decision_log, "a", "block", 0, 400)
+    for step in (2, 3):
+        judge(decision_log, "a", "block", step, pays=False)
+    assert heard == [("a", "block", True)]
+    learn(decision_log, "a", "block", 400, 400)
+    judge(decision_log, "a", "block", 4, pays=True)
+    assert heard[1:] == [("a", "block", False)]
+
+
+def test_a_fall_from_what_earlier_jobs_found_is_a_collapse() -> None:
+    decision_log = new_journal()
+    heard = collapses(decision_log)
+    counts = [
+        AcceptanceCount("block", None, 400.0, 500.0),
+        AcceptanceCount("block:2", "x", 90, 100),
+    ]
+    decision_log.prime("a", counts)
+    learn(decision_log, "a", "block", 0, 300)
+    judge(decision_log, "a", "block", 1, pays=False)
+    assert heard == [("a", "block", True)]
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.8, 0.6), (0.3, 0.1), (0.2, 0.0), (0.0, 0.0)])
+def test_a_smaller_fall_and_what_was_never_good_is_none(before: float, after: float) -> None:
+    decision_log = new_journal()
+    heard = collapses(decision_log)
+    for step, rate in enumerate((before, after)):
+        learn(decision_log, "a", "block", int(1000 * rate), 1000)
+        judge(decision_log, "a", "block", step, pays=False)
+    assert heard == []
+
+
+def test_a_handful_of_tests_is_no_collapse() -> None:
+    decision_log = new_journal()
+    heard = collapses(decision_log)
+    decision_log.prime("a", [AcceptanceCount("block", None, 5.0, 5.0)])
+    learn(decision_log, "a", "block", 0, BREAKER_TESTS)
+    judge(decision_log, "a", "block", 1, pays=False)
+    assert heard == []
+
+
+def test_a_job_that_is_forgotten_has_not_collapsed_any_more() -> None:
+    decision_log = new_journal()
+    learn(decision_log, "a", "block", 500, 500)
+    judge(decision_log, "a", "block", 1, pays=True)
+    learn(decision_log, "a", "block", 0, 1000)
+    judge(decision_log, "a", "block", 2, pays=False)
+    heard = collapses(decision_log)
+    decision_log.forget("a")
+    assert ("a", "block", False) in heard

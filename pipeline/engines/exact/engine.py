@@ -87,6 +87,7 @@ class Engine:
                 observer, self.stats, self._kv_blocks, max_sequences, proposers, drift_every
             )
             self._speculator.decision_log.on_decision = observer.drafting_switched
+            self._speculator.decision_log.on_collapse = observer.acceptance_collapsed
 
     # --- what callers do -----------------------------------------------------------------------
     def add(self, request: Request) -> None:

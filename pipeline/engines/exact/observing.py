@@ -43,6 +43,10 @@ class Observer(Protocol):
         """A proposer, or `ALL_PROPOSERS`, was enabled or disabled for a job."""
         ...
 
+    def acceptance_collapsed(self, job_id: str, proposer: str, is_far_below: bool) -> None:
+        """A proposer's acceptance on a job fell far below its best, or is back."""
+        ...
+
     def drifted(self, proposer: str, nats: float) -> None:
         """KL(verifier ‖ proposer) in nats at one position."""
         ...

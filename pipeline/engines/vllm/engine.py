@@ -101,6 +101,7 @@ class VllmEngine:
         if observer is not None:
             self._watch = Watch(observer, self.stats, self._kv_blocks, max_sequences)
             self._speculator.decision_log.on_decision = observer.drafting_switched
+            self._speculator.decision_log.on_collapse = observer.acceptance_collapsed
         self._waiting: deque[Sequence] = deque()
         self._running: dict[str, Sequence] = {}  # by request id, in the order of their arrival
         self._recheck_one_in = recheck_one_in

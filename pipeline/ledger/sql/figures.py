@@ -154,6 +154,13 @@ def _schedules(conn: Connection, at: float) -> dict[str, ScheduleRuns]:
         .where(ScheduleRun.state.in_([state.value for state in LOST]))
         .group_by(ScheduleRun.schedule)
     )
+    ended_badly = (
+        select(ScheduleRun.schedule, Job.state, func.count())
+        .join(Job, Job.job_id == ScheduleRun.job_id)
+        .where(ScheduleRun.logical_at >= at - MISSED_SEC)
+        .where(Job.state.in_([JobState.FAILED.value, JobState.PARTIAL.value]))
+        .group_by(ScheduleRun.schedule, Job.state)
+    )
     newest = (
         select(ScheduleRun.schedule, func.max(ScheduleRun.logical_at).label("logical_at"))
         .where(ScheduleRun.state == RunState.SEEN.value)
@@ -168,8 +175,17 @@ def _schedules(conn: Connection, at: float) -> dict[str, ScheduleRuns]:
     paused = {name for name, timing in known.items() if timing == PAUSED}
     last = {name: float(when) for name, when in conn.execute(submitted) if name not in paused}
     missed = {name: int(count) for name, count in conn.execute(lost)}
-    names = {*last, *missed, *(known.keys() - paused)}
-    return {name: ScheduleRuns(last.get(name), missed.get(name, 0)) for name in sorted(names)}
+    bad = {(name, state): int(count) for name, state, count in conn.execute(ended_badly)}
+    names = {*last, *missed, *(name for name, _ in bad), *(known.keys() - paused)}
+    return {
+        name: ScheduleRuns(
+            last.get(name),
+            missed.get(name, 0),
+            bad.get((name, JobState.FAILED.value), 0),
+            bad.get((name, JobState.PARTIAL.value), 0),
+        )
+        for name in sorted(names)
+    }
 
 
 # --- backlog --------------------------------------------------------------------------------

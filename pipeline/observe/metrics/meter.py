@@ -12,7 +12,7 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec
 
 from specbatch.pipeline.observe.metrics import metric_names as names
@@ -70,7 +70,9 @@ class Meter:
         self._asked: dict[Lease, bool] = {}  # see `asking`; whether a heartbeat missed it meanwhile
         self._broken: set[str] = set()  # methods whose failure was logged
         self._turned: dict[str, dict[str, bool]] = {}  # by job id and proposer: drafting is off
-        metrics.ask(names.BREAKER_OPEN, self._breakers)
+        self._collapsed: dict[str, dict[str, bool]] = {}  # by job id and proposer
+        metrics.ask(names.BREAKER_OPEN, partial(self._of_jobs_here, self._turned))
+        metrics.ask(names.COLLAPSED, partial(self._of_jobs_here, self._collapsed))
 
     # --- jobs -------------------------------------------------------------------------------
     @_harmless
@@ -82,6 +84,7 @@ class Meter:
             while len(self._jobs) > MOST_JOBS:
                 old, _ = self._jobs.popitem(last=False)
                 self._turned.pop(old, None)
+                self._collapsed.pop(old, None)
 
     def job_label(self, job_id: str) -> str:
         name, mode = self._jobs.get(job_id, (UNKNOWN, PrivacyMode.FULL))
@@ -219,16 +222,21 @@ class Meter:
         with self._lock:
             self._turned.setdefault(job_id, {})[proposer] = is_off
 
-    def _breakers(self) -> Mapping[Labels, float]:
-        """Of the jobs that are verified here now."""
+    def acceptance_collapsed(self, job_id: str, proposer: str, is_far_below: bool) -> None:
+        """Acceptance on a job fell far below its best, or is back."""
+        with self._lock:
+            self._collapsed.setdefault(job_id, {})[proposer] = is_far_below
+
+    def _of_jobs_here(self, told: Mapping[str, Mapping[str, bool]]) -> Mapping[Labels, float]:
+        """What was told of the jobs that are verified here now, by job and proposer."""
         with self._lock:
             here = {lease.job_id for lease in self._claimed if lease.stage is Stage.VERIFY}
-            turned = {job_id: dict(self._turned.get(job_id, {})) for job_id in here}
+            of_jobs = {job_id: dict(told.get(job_id, {})) for job_id in here}
         found: dict[Labels, float] = {}
-        for job_id, of in turned.items():
-            for proposer, is_off in of.items():
+        for job_id, of in of_jobs.items():
+            for proposer, is_so in of.items():
                 key = (self.job_label(job_id), proposer)
-                found[key] = max(found.get(key, 0.0), float(is_off))
+                found[key] = max(found.get(key, 0.0), float(is_so))
         return found
 
 
@@ -298,6 +306,9 @@ class EngineMeter:
 
     def drafting_switched(self, job_id: str, proposer: str, is_off: bool) -> None:
         self._meter.drafting_switched(job_id, proposer, is_off)
+
+    def acceptance_collapsed(self, job_id: str, proposer: str, is_far_below: bool) -> None:
+        self._meter.acceptance_collapsed(job_id, proposer, is_far_below)
 
     def drifted(self, proposer: str, nats: float) -> None:
         self._metrics.observe(names.DRIFT, nats, proposer)

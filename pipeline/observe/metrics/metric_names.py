@@ -146,6 +146,11 @@ BREAKER_OPEN = _gauge(
     "1 while drafting is switched off for a job that is verified here; proposer *: all drafting",
     "job", "proposer",
 )  # fmt: skip
+COLLAPSED = _gauge(
+    "acceptance_collapsed",
+    "1 while a proposer's acceptance on a job that is verified here is below half of its best",
+    "job", "proposer",
+)  # fmt: skip
 DRIFT = _histogram(
     "drift_kl_nats", "KL(verifier ‖ proposer) at sampled positions",
     (0.01, 0.03, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10), "proposer",
@@ -208,6 +213,10 @@ SCHEDULE_MISSED = _gauge(
     "schedule",
     scope=STORE,
 )
+SCHEDULE_FAILED = _gauge(
+    "schedule_failed_runs", "runs of the last 7 days whose job ended so; outcome: failed, partial",
+    "schedule", "outcome", scope=STORE,
+)  # fmt: skip
 
 # --- the process ------------------------------------------------------------------------------
 BROKER_TROUBLE = _gauge(

@@ -153,4 +153,9 @@ def store_values(figures: StoreFigures | None) -> dict[Metric, dict[Labels, floa
         names.SCHEDULE_MISSED: {
             (name,): float(of.missed) for name, of in sorted(figures.schedules.items())
         },
+        names.SCHEDULE_FAILED: {
+            (name, outcome): float(count)
+            for name, of in sorted(figures.schedules.items())
+            for outcome, count in (("failed", of.failed), ("partial", of.partial))
+        },
     }
