@@ -209,8 +209,8 @@ class Tracks:
         return (agreed / tested if tested else 0.0), tested
 
     def lately(self, proposer: str, job: str) -> tuple[float, float]:
-        """The same of the newest tests alone. `rate_of` keeps what is known of buckets and tags that
-        are not drafted for any more."""
+        """The same of the newest tests alone. `rate_of` keeps what is known of buckets and tags for
+        which nothing is drafted any more."""
         whole = self._whole(proposer, job)
         return (whole.agreed / whole.tested if whole.tested else 0.0), whole.tested
 
