@@ -240,13 +240,12 @@ def make_worker(
     models = models_here()
     folders = [models(ref) if ref else None for ref in (verifier, proposer)]
     beside = tuple(models(ref) for ref in extra_draft_models)
-    if folders[0] is not None:
-        if settings.engine == EXACT and fake_models is None:
-            check_architecture(folders[0])
-        for drafting in (folders[1], *beside):
-            if drafting is not None:
-                check_architecture(drafting)
-                check_pair(folders[0], drafting)
+    if folders[0] is not None and settings.engine == EXACT and fake_models is None:
+        check_architecture(folders[0], may_be_vllm=True)
+    for drafting in filter(None, (folders[1], *beside)):
+        check_architecture(drafting)
+        if folders[0] is not None:
+            check_pair(folders[0], drafting)
     tracing = open_tracing(trace_options(settings))
     owner = owner_here()  # the form that sql_triggers.py knows
     store = store or make_store(settings, owner)

@@ -57,10 +57,12 @@ def check_job(
     objects = Objects(s3_endpoint_url, s3_retry_sec=ASKED_RETRY_SEC)
     verifier = inspect_model(spec.verifier)
     if engine == EXACT:
-        check_architecture(verifier)
+        check_architecture(verifier, may_be_vllm=True)
     check_weights(spec.engine.verifier_weights)
     if spec.proposer:
-        check_pair(verifier, inspect_model(spec.proposer))
+        proposer = inspect_model(spec.proposer)
+        check_architecture(proposer)
+        check_pair(verifier, proposer)
         check_weights(spec.engine.proposer_weights)
     try:
         source = open_source(spec.input, objects, reader_bytes)

@@ -81,7 +81,7 @@ class Track:
 
     levels: tuple[Acceptance, ...]  # the most general first
     tallied: list[Track] = field(default_factory=list)  # whoever has a tally; shared by all tracks
-    whole: Acceptance = field(default_factory=new_level)  # its proposer's on the job, all labels
+    whole: Acceptance = field(default_factory=new_level)  # its proposer's on the tag, all labels
     agreed: int = 0  # of the tally
     tested: int = 0
     new_agreed: int = 0  # since `Tracks.counts` was last asked
@@ -142,7 +142,6 @@ class Track:
             return
         for level in self.levels:
             level.observe_many(self.agreed, self.tested)
-        self.whole.observe_many(self.agreed, self.tested)
         self.new_agreed += self.agreed
         self.new_tested += self.tested
         self.agreed = self.tested = 0
@@ -156,7 +155,8 @@ class Tracks:
     _jobs: dict[tuple[str, str], Acceptance] = field(default_factory=dict)  # (label, job)
     _tags: dict[tuple[str, str, str], Acceptance] = field(default_factory=dict)
     _tracks: dict[tuple[str, str, str | None], Track] = field(default_factory=dict)
-    _wholes: dict[tuple[str, str], Acceptance] = field(default_factory=dict)  # (proposer, job)
+    # By (proposer, job, tag): the newest tests of all labels, whichever these are by now.
+    _wholes: dict[tuple[str, str, str | None], Acceptance] = field(default_factory=dict)
     _tallied: list[Track] = field(default_factory=list)  # since `fold`: steps ask these alone
 
     def track(self, label: str, job: str, tag: str | None) -> Track:
@@ -165,12 +165,12 @@ class Tracks:
         if found is None:
             general = self.known.setdefault(label, new_level(4.0))
             levels = (general, *self._levels(label, job, tag))
-            whole = self._whole(proposer_of(label), job)
+            whole = self._whole(proposer_of(label), job, tag)
             found = self._tracks[key] = Track(levels, self._tallied, whole)
         return found
 
-    def _whole(self, proposer: str, job: str) -> Acceptance:
-        return self._wholes.setdefault((proposer, job), new_level())
+    def _whole(self, proposer: str, job: str, tag: str | None) -> Acceptance:
+        return self._wholes.setdefault((proposer, job, tag), new_level())
 
     def _levels(self, label: str, job: str, tag: str | None) -> list[Acceptance]:
         """Of the job, and of the tag if there is one."""
@@ -184,12 +184,19 @@ class Tracks:
         if tested <= 0:
             return
         share = min(1.0, tuning.PRIOR_TESTS / tested)
-        for level in (*self._levels(label, job, tag), self._whole(proposer_of(label), job)):
+        for level in (*self._levels(label, job, tag), self._whole(proposer_of(label), job, tag)):
             level.agreed += share * agreed
             level.tested += share * tested
             level.seen += tested
 
     def fold(self) -> None:
+        tallies: dict[int, tuple[Acceptance, list[Track]]] = {}  # by identity of the whole
+        for track in self._tallied:
+            tallies.setdefault(id(track.whole), (track.whole, []))[1].append(track)
+        for whole, tracks in tallies.values():  # at once: the last of them must not count most
+            tested = sum(track.tested for track in tracks)
+            if tested:
+                whole.observe_many(sum(track.agreed for track in tracks), tested)
         for track in self._tallied:
             track.fold()
         self._tallied.clear()
@@ -208,11 +215,14 @@ class Tracks:
         agreed = sum(level.agreed for level in levels)
         return (agreed / tested if tested else 0.0), tested
 
-    def lately(self, proposer: str, job: str) -> tuple[float, float]:
-        """The same of the newest tests alone. `rate_of` keeps what is known of buckets and tags for
-        which nothing is drafted any more."""
-        whole = self._whole(proposer, job)
-        return (whole.agreed / whole.tested if whole.tested else 0.0), whole.tested
+    def lately(self, proposer: str, job: str) -> dict[str | None, tuple[float, float]]:
+        """(acceptance, tests) of the newest drafts, by tag. `rate_of` keeps what is known of
+        buckets and tags for which nothing is drafted any more."""
+        return {
+            tag: (whole.agreed / whole.tested, whole.tested)
+            for (name, of, tag), whole in self._wholes.items()
+            if (name, of) == (proposer, job) and whole.tested
+        }
 
     def of_proposer(self, proposer: str) -> list[Track]:
         return [t for (label, _, _), t in self._tracks.items() if proposer_of(label) == proposer]

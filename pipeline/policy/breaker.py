@@ -86,9 +86,17 @@ class _Settled:
 
 
 @dataclass(slots=True)
+class _Height:
+    """Of a proposer's acceptance on rows of one tag."""
+
+    best: float = 0.0  # earlier jobs' too
+    strikes: int = 0  # replans in a row that found it far below
+
+
+@dataclass(slots=True)
 class _Job:
     breakers: dict[str, Breaker] = field(default_factory=dict)  # by proposer
-    best: dict[str, float] = field(default_factory=dict)  # by proposer; earlier jobs count
+    heights: dict[tuple[str, str | None], _Height] = field(default_factory=dict)  # proposer, tag
     collapsed: set[str] = field(default_factory=set)  # proposers that are far below their best
     judged: dict[str, tuple[tuple[float, float], int]] = field(default_factory=dict)
     # by proposer: the figures of the last replan that counted, and its step
@@ -170,11 +178,11 @@ class DecisionLog:
         rate, tested = self.tracks.rate_of(proposer, job)
         if tested < tuning.BREAKER_TESTS:
             return
-        self._compare(job, proposer)
         figures, at = of.judged.get(proposer, (None, 0))
         if not pays and figures == (rate, tested) and step < at + tuning.SAME_TESTS_STEPS:
             return
         of.judged[proposer] = (rate, tested), step
+        self._compare(job, proposer)
         action = of.breakers.setdefault(proposer, Breaker()).record(step, pays)
         if action is None:
             return
@@ -192,14 +200,22 @@ class DecisionLog:
         )
 
     def _compare(self, job: str, proposer: str) -> None:
-        """With the best there was. What collapsed stays so while nothing is drafted; its breaker
-        opens, and then no figure that rests on draft tokens would tell of it."""
-        rate, tested = self.tracks.lately(proposer, job)
-        if tested < tuning.BREAKER_TESTS:
-            return
+        """With the best there was, tag by tag. What collapsed stays so while nothing is drafted:
+        its breaker opens, and then no figure that rests on draft tokens would tell of it."""
         of = self._job(job)
-        best = of.best[proposer] = max(rate, of.best.get(proposer, 0.0))
-        fell = rate < tuning.COLLAPSED_SHARE * best and rate < best - tuning.COLLAPSED_BY
+        for tag, (rate, tested) in self.tracks.lately(proposer, job).items():
+            if tested < tuning.BREAKER_TESTS:
+                continue
+            level = of.heights.setdefault((proposer, tag), _Height())
+            level.best = max(rate, level.best)
+            low = tuning.COLLAPSED_SHARE * level.best
+            far_below = rate < low and rate < level.best - tuning.COLLAPSED_BY
+            level.strikes = level.strikes + 1 if far_below else 0
+        fell = any(
+            level.strikes >= tuning.STRIKES
+            for (name, _), level in of.heights.items()
+            if name == proposer
+        )
         if fell != (proposer in of.collapsed):
             of.collapsed ^= {proposer}
             self.on_collapse(job, proposer, fell)

@@ -53,15 +53,18 @@ def test_schedules_tell_their_last_run_and_what_they_lost_lately(
 
 
 def test_runs_whose_jobs_failed_or_lack_rows_are_counted(store: Store, clock: Clock) -> None:
-    def run(job_id: str, days_ago: float, state: JobState) -> None:
-        at = clock.now - days_ago * DAY
+    def run(job_id: str, state: JobState) -> None:
+        at = clock.now - 20 * DAY + len(job_id)  # late runs of old nights
         store.note_schedule_run(ScheduleRun("nightly", at, RunState.SUBMITTED, job_id))
         ended(store, job_id, state, output_uri=f"file:///{job_id}")
 
-    run("one", 3, JobState.FAILED)
-    run("two", 2, JobState.PARTIAL)
-    run("three", 1, JobState.DONE)
-    run("four", 9, JobState.FAILED)  # too long ago
+    run("zero", JobState.FAILED)
+    clock.advance(8 * DAY)  # which is too long ago
+    run("one", JobState.FAILED)
+    clock.advance(1.0)
+    run("two", JobState.PARTIAL)
+    clock.advance(1.0)
+    run("three", JobState.DONE)
     found = store.figures().schedules["nightly"]
     assert (found.failed, found.partial) == (1, 1)
 

@@ -65,7 +65,7 @@ class FakeCore:
         self.raises: Mapping[int, Exception] = {}
         self.nan: set[str] = set()  # requests whose log-probabilities are NaN
         self.ended: set[str] = set()  # requests that end without a token
-        self.cached = 0  # tokens of each prompt whose KV was there
+        self.cached: Mapping[str, int] = {}  # by request: prompt tokens whose KV was there
         self.dropped_caches = 0
         self.deaf = False
         self.most_drafted = 99  # of each sequence in a step, whatever it was given
@@ -136,7 +136,7 @@ class FakeCore:
             [((token, 1), (LOGPROB, -9.0)) for token in tokens] if work.params.top_logprobs else []
         )
         more: dict[str, Any] = {
-            "cached": self.cached if running.done == len(tokens) else 0,
+            "cached": self.cached.get(name, 0) if running.done == len(tokens) else 0,
             "prompt_tops": _judged(work.prompt_ids) if work.judge_prompt else (),
         }
         logprobs = [value] * len(tokens)

@@ -6,7 +6,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 import pytest
 from vllm_engine.fake_core import CONTEXT, VOCABULARY, FakeCore, output_of
@@ -356,13 +356,26 @@ def test_a_least_number_of_tokens_ends_with_the_context() -> None:
 
 
 def test_prompt_tokens_whose_kv_was_there_are_not_charged() -> None:
-    made = Made()
-    made.engine.add(request(0, depth=0))
+    made = Made(chunk=64)
+    for n in range(2):
+        made.engine.add(request(n, depth=0, params=replace(GREEDY, max_tokens=1)))
     made.engine.prepare()
-    made.cores[0].cached = 8
-    done = made.finish()["r0"]
-    assert done.token_ids == right(0)
-    assert made.engine.stats.reused_tokens == 8
+    made.cores[0].cached = {"r0": 11}  # of 12
+    done = made.finish()
+    assert made.engine.stats.reused_tokens == 11
+    shares = [sum(astuple(done[f"r{n}"].ticks)) for n in range(2)]
+    assert shares[0] * 6 < shares[1]
+
+
+def test_a_prompt_in_chunks_is_charged_by_the_chunk() -> None:
+    made = Made(chunk=4)
+    for n in range(2):
+        made.engine.add(request(n, depth=0, params=replace(GREEDY, max_tokens=1)))
+    made.engine.prepare()
+    made.cores[0].cached = {"r0": 11}  # they were part of the first chunk
+    done = made.finish()
+    shares = [sum(astuple(done[f"r{n}"].ticks)) for n in range(2)]
+    assert abs(shares[0] - shares[1]) <= 2 * made.cores[0].steps
 
 
 def test_drafts_that_cannot_even_be_tried_cost_no_job() -> None:

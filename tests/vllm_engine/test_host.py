@@ -30,7 +30,7 @@ from specbatch.schemas.errors import (
 from specbatch.schemas.numeric_class import PATTERN
 from specbatch.schemas.records import SamplingParams
 from specbatch.schemas.settings import Settings
-from specbatch.schemas.spec import EngineSpec
+from specbatch.schemas.spec import NO_DRAFT_MODEL, EngineSpec, SpeculationSpec
 from support.tree import ROOT
 
 MODEL = inspect_folder("demo", ROOT / "jobs" / "demo" / "models" / "verifier")
@@ -140,6 +140,8 @@ def test_end_tokens_are_those_of_the_generation_config(tmp_path: Path) -> None:
     assert host.eos_ids_of(folder) == frozenset()
     (tmp_path / "config.json").write_text('{"eos_token_id": 7}')
     assert host.eos_ids_of(folder) == {7}
+    (tmp_path / "config.json").write_text('{"text_config": {"eos_token_id": 8}}')
+    assert host.eos_ids_of(folder) == {8}
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
     assert host.eos_ids_of(folder) == {7, 9}
 
@@ -217,9 +219,9 @@ def test_a_core_of_files_that_changed_meanwhile_is_closed(
     monkeypatch.setattr(
         LoadedCore, "while_loading", lambda: change(copied) if next(changes, False) else None
     )
-    core = copied._make_core(copied.model, "float32", True)
-    assert [one.closed for one in LoadedCore.made] == [True, False]
-    assert core is LoadedCore.made[-1]  # type: ignore[comparison-overlap]  # it stands for a core
+    with pytest.raises(ModelChangedError, match="before it was loaded"):
+        copied._make_core(copied.model, "float32", True)
+    assert [one.closed for one in LoadedCore.made] == [True, True]
 
 
 def test_a_second_core_of_other_files_is_refused_and_a_new_engine_may_have_them(
@@ -232,9 +234,15 @@ def test_a_second_core_of_other_files_is_refused_and_a_new_engine_may_have_them(
         copied._make_core(copied.model, "float32", False)
     assert len(LoadedCore.made) == 1
     copied._make_engine("float32")  # as the service does after that failure
+    assert copied.model.fingerprint == inspect_folder("model", copied.model.path).fingerprint
     copied._make_core(copied.model, "float32", False)
     assert len(LoadedCore.made) == 2
     service.close()
+
+
+def test_a_route_to_no_draft_model_counts_and_one_to_another_does_not(here: VllmHost) -> None:
+    wanted = SpeculationSpec(routes=(("code", NO_DRAFT_MODEL), ("prose", "some-draft")))
+    assert here.tag_models(wanted) == {"code": NO_DRAFT_MODEL}
 
 
 def test_what_gave_up_on_a_hanging_device_does_not_wait_for_it(copied: VllmHost) -> None:

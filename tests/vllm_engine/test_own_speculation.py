@@ -35,11 +35,17 @@ def test_without_it_the_core_has_a_proposer_that_never_drafts() -> None:
     assert "speculative_config" not in arguments_of(CoreOptions("m", "float32", 4, 64, 0))
 
 
+def test_a_pipeline_of_devices_cannot_speculate() -> None:
+    with pytest.raises(UsageError, match="pipeline_parallel_size exclude each other"):
+        own_speculation({"speculative_config": EAGLE, "pipeline_parallel_size": 2}, 8)
+
+
 @pytest.mark.parametrize(
     ("speculation", "said"),
     [
         ("eagle3", "names no method"),
         ({"model": "head"}, "names no method"),
+        ({"method": "dspark"}, "cannot have method dspark"),
         ({"method": "custom_class"}, "cannot have method custom_class"),
         (EAGLE | {"draft_sample_method": "probabilistic"}, "draft_sample_method probabilistic"),
         (EAGLE | {"rejection_sample_method": "synthetic"}, "rejection_sample_method synthetic"),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import islice
+
 import pytest
-from vllm_engine.fake_core import VOCABULARY, FakeCore
+from vllm_engine.fake_core import VOCABULARY, FakeCore, Running
 
 from specbatch.pipeline.engines.vllm.core import Emitted
 from specbatch.pipeline.engines.vllm.probe import Verdict, probe
@@ -113,3 +116,49 @@ def test_a_probe_leaves_nothing_in_the_core(depth: int) -> None:
     assert probe(core, VOCABULARY, "float32", depth) == Verdict(True, True, True)
     assert core.step() == []
     assert core.batches[-1] == []
+
+
+class Penalised(FakeCore):
+    """A repetition penalty changes its tokens, but for drafted ones where it is `forgetful`."""
+
+    forgetful = False
+
+    def _token(self, running: Running, drafted: bool) -> int:
+        likeliest = super()._token(running, drafted)
+        self.likeliest.append(likeliest)
+        penalised = running.work.params.repetition_penalty != 1
+        return likeliest ^ 1 if penalised and not (drafted and self.forgetful) else likeliest
+
+    def step(self) -> list[Emitted]:
+        self.likeliest: list[int] = []
+        events, of_each = super().step(), iter(self.likeliest)
+        return [
+            event._replace(
+                tops=[((t, t ^ 1), (-0.5, -3.0)) for t in islice(of_each, len(event.token_ids))]
+            )
+            for event in events
+        ]
+
+
+@pytest.mark.parametrize("forgetful", [False, True])
+def test_drafts_that_take_a_penalty_off_are_a_fault(forgetful: bool) -> None:
+    core = Penalised(sequences=8)
+    core.forgetful = forgetful
+    found = verdict_on(core)
+    assert found.drafts is not forgetful
+    assert ("take the repetition penalty off" in found.in_words) is forgetful
+
+
+class Stubborn(FakeCore):
+    """It verifies what it drafted itself, whatever it is given."""
+
+    def draft(self, drafts: Mapping[str, list[int]]) -> None:
+        super().draft({n: list(self.own_draft(n)) if of else [] for n, of in drafts.items()})
+
+
+def test_a_core_that_verifies_its_own_drafts_instead_of_those_given_does_not_speculate() -> None:
+    core = Stubborn(sequences=8)
+    core.own = []
+    found = verdict_on(core)
+    assert not found.drafts
+    assert "other drafts than the given ones were accepted" in found.in_words

@@ -19,7 +19,7 @@ def check_models(
     """The job's verifier and its proposer, if it names one. Raises `ModelError`."""
     verifier = models(spec.verifier)
     if spec.engine.exactness == "bitwise":
-        check_architecture(verifier)  # no engine but ours gives that
+        check_architecture(verifier, may_be_vllm=True)  # no engine but ours gives that
     proposer = models(spec.proposer) if spec.proposer else None
     if proposer is not None:
         check_pair(verifier, proposer)

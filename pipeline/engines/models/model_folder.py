@@ -33,6 +33,9 @@ SUPPORTED_MODEL_TYPES = (
     "qwen3",
     "qwen3_moe",
 )
+_CONTEXT = (  # how configs name it
+    "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length",
+)  # fmt: skip
 # Families whose layers are exactly: norm, rotary attention, norm, SwiGLU.
 NATIVE_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -92,13 +95,14 @@ def inspect_folder(ref: str, path: Path) -> ModelFolder:
     )
 
 
-def check_architecture(model: ModelFolder) -> None:
-    """Raise `ModelError` for a model that engine exact does not run."""
+def check_architecture(model: ModelFolder, may_be_vllm: bool = False) -> None:
+    """Raise `ModelError` for a model that engine exact does not run. `may_be_vllm`: another engine
+    could be chosen for it."""
+    other = "; or engine vllm, with `exactness: fast`" if may_be_vllm else ""
     if model.model_type not in SUPPORTED_MODEL_TYPES:
         raise ModelError(
             f"model `{model.ref}` has architecture `{model.model_type}`, which is not supported by "
-            f"engine exact: use one of {', '.join(SUPPORTED_MODEL_TYPES)}; or engine vllm, with "
-            "`exactness: fast`"
+            f"engine exact: use one of {', '.join(SUPPORTED_MODEL_TYPES)}{other}"
         )
 
 
@@ -260,7 +264,7 @@ def _read_config(ref: str, path: Path) -> dict[str, Any]:
 
 def _context_tokens(config: dict[str, Any]) -> int:
     """The longest sequence whose tokens' positions do not depend on its length."""
-    tokens = config.get("max_position_embeddings", config.get("n_positions", 2048))
+    tokens = next((config[name] for name in _CONTEXT if config.get(name)), 2048)
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if rope.get("rope_type", rope.get("type")) not in ("longrope", "su"):
         return int(tokens)

@@ -117,7 +117,7 @@ def vllm_version() -> str:
 
 
 def _set_environment() -> None:
-    os.environ.pop(IN_PROCESS, None)  # the one that nobody may choose
+    os.environ[IN_PROCESS] = "0"  # the one that nobody may choose
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
 
@@ -142,6 +142,8 @@ def check_options(device: str, options: Mapping[str, Any]) -> None:
             f"SPECBATCH_VLLM_OPTIONS: vLLM {vllm_version()} has no option {', '.join(unknown)}"
         )
     here = current_platform.device_type
+    if not here:
+        raise UsageError("the vLLM here finds no device that it is built for")
     if device != here:
         raise UsageError(
             f"SPECBATCH_DEVICE is {device}, and the vLLM here is a build for {here}: set "
@@ -162,11 +164,14 @@ class Core:
         from vllm.v1.engine.llm_engine import LLMEngine
 
         self.options = options
+        if options.own_speculation and options.max_depth:
+            # Its newer runner verifies the drafts that lie on the device, not the given ones.
+            os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
         try:
             arguments = EngineArgs(**arguments_of(options))
             self._engine: Any = LLMEngine.from_engine_args(arguments)
         except (ValueError, TypeError, NotImplementedError) as error:
-            if "memory" in str(error):
+            if "Free memory" in str(error):  # another process has it, perhaps not for long
                 raise NoEngineError(f"vLLM cannot load model `{options.model}`: {error}") from error
             raise ModelError(f"vLLM cannot serve model `{options.model}`: {error}") from error
         self._core: Any = self._engine.engine_core

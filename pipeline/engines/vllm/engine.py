@@ -272,7 +272,7 @@ class VllmEngine:
         assert self._core is not None
         deciding = [self._running[event.request_id] for event in emitted]
         planned = [
-            Planned(s, max(1, s.pending - event.cached))
+            Planned(s, max(1, s.pending - (0 if s.kv.length else event.cached)))
             for s, event in zip(deciding, emitted, strict=True)
         ]
         heard = set(deciding)

@@ -31,12 +31,13 @@ from specbatch.pipeline.policy import tuning
 from specbatch.pipeline.policy.knowledge import Knowledge, KnowledgeKeeper
 from specbatch.schemas.errors import (
     DeviceLostError,
+    ModelChangedError,
     ModelError,
     RequestCancelledError,
     UsageError,
 )
 from specbatch.schemas.numeric_class import DTYPES, Serves, digested, engine_key
-from specbatch.schemas.spec import EngineSpec, SpeculationSpec
+from specbatch.schemas.spec import NO_DRAFT_MODEL, EngineSpec, SpeculationSpec
 
 log = logging.getLogger(__name__)
 
@@ -155,9 +156,9 @@ class VllmHost:
             **({"speculation": json.dumps(dict(own), sort_keys=True)} if own else {}),
         }
 
-    def tag_models(self, wanted: SpeculationSpec) -> dict[str, str]:  # noqa: ARG002 - of the contract
-        """None: what a tag is routed to drafts faster at most, and it is not here."""
-        return {}
+    def tag_models(self, wanted: SpeculationSpec) -> dict[str, str]:
+        """Tags without a draft model. Those of a model that is not here may ask whoever is."""
+        return {tag: model for tag, model in wanted.routes if model == NO_DRAFT_MODEL}
 
     # --- work ----------------------------------------------------------------------------------
     def service(self, spec: EngineSpec) -> EngineService:
@@ -199,7 +200,8 @@ class VllmHost:
                 log.warning("a step failed that held a recheck: this worker does no more of them")
                 self._rechecks = False
         with self._naming:
-            self._models.forget()  # no engine is left
+            self._models.forget()  # no engine is left, so it may be another model
+            self._models.check_again()
         folder, options = self.model, self._options
         knowledge = (self._store and self._store.load(self._about(dtype))) or Knowledge()
         self._running.engine = VllmEngine(
@@ -241,6 +243,10 @@ class VllmHost:
             self._models.check_changed()  # requests that wait belong to the model of the last core
         try:
             snapshot, core = made(partial(unchanged, folder.ref, folder.path, load))
+            if (
+                snapshot.fingerprint != folder.fingerprint
+            ):  # of which the engine knows its end tokens
+                raise ModelChangedError(f"model `{folder.ref}` changed before it was loaded")
             with self._naming:
                 self._models.note(folder, snapshot)
         except Exception:
@@ -312,7 +318,8 @@ def eos_ids_of(folder: ModelFolder) -> frozenset[int]:
     """End tokens of the generation config, or of the model's."""
     for name in ("generation_config.json", "config.json"):
         path = folder.path / name
-        found = json.loads(path.read_text()).get("eos_token_id") if path.is_file() else None
+        config = json.loads(path.read_text()) if path.is_file() else {}
+        found = ((config.get("text_config") or {}) | config).get("eos_token_id")
         if found is not None:
             return frozenset([found] if isinstance(found, int) else found)
     return frozenset()

@@ -15,6 +15,7 @@ COLDEST, HOTTEST = 0.01, 2.0  # it would take another temperature below, and ref
 SPECULATION = "speculative_config"
 # vLLM would test drafts by what its own proposer drew them from, or not at all. Ours may replace
 # them, so that would be the wrong distribution.
+REFUSED_METHODS = ("custom_class", "dflash", "dspark", "extract_hidden_states")  # need its own step
 REFUSED_TESTS = {"draft_sample_method": "probabilistic", "rejection_sample_method": "synthetic"}
 
 
@@ -31,9 +32,14 @@ def own_speculation(options: Mapping[str, Any], max_depth: int) -> tuple[dict[st
             f"SPECBATCH_VLLM_OPTIONS: {SPECULATION} names no method: write "
             '{"method": "eagle3", "model": …, "num_speculative_tokens": 3}'
         )
-    for name, value in {"method": "custom_class", **REFUSED_TESTS}.items():
+    refused = [("method", method) for method in REFUSED_METHODS] + list(REFUSED_TESTS.items())
+    for name, value in refused:
         if given.get(name) == value:
             raise UsageError(f"SPECBATCH_VLLM_OPTIONS: {SPECULATION} cannot have {name} {value}")
+    if options.get("pipeline_parallel_size", 1) != 1:
+        raise UsageError(
+            f"SPECBATCH_VLLM_OPTIONS: {SPECULATION} and pipeline_parallel_size exclude each other"
+        )
     depth = given.get("num_speculative_tokens", max_depth)
     if not isinstance(depth, int) or depth < 1:
         raise UsageError(

@@ -76,6 +76,7 @@ def probe(core: Steps, vocab_size: int, dtype: str, max_depth: int, seed: int = 
     )
     cold = SamplingParams(max_tokens=NEW_TOKENS, top_logprobs=2, ignore_eos=True, temperature=COLD)
     faults, mixed_faults, sampled_faults = [], [], []
+    unpenalised = trial.run(plain)
     for params, under in ((plain, ""), (penalised, " under a repetition penalty")):
         truth = trial.run(params)
         plain_steps = trial.steps
@@ -83,10 +84,14 @@ def probe(core: Steps, vocab_size: int, dtype: str, max_depth: int, seed: int = 
             for right in (True, False):
                 found = trial.run(params, truth, depth, right)
                 kind = "right" if right else "wrong"
+                if params is penalised and ignores(unpenalised, truth, found):
+                    faults.append(f"{kind} drafts of {depth} take the repetition penalty off")
                 if fault := trial.difference(truth, found):
                     faults.append(f"{kind} drafts of {depth} changed outputs{under}: {fault}")
                 elif right and trial.steps >= plain_steps:
                     faults.append(f"right drafts of {depth} were never accepted{under}")
+                elif not right and trial.steps < plain_steps:
+                    faults.append(f"other drafts than the given ones were accepted{under}")
     truth, depth = trial.run(plain), min(4, max_depth)
     plain_steps = trial.steps
     found = trial.run(cold, truth, depth)
@@ -108,6 +113,25 @@ def probe(core: Steps, vocab_size: int, dtype: str, max_depth: int, seed: int = 
     )
     (log.warning if verdict.faults else log.info)("probe of vLLM: %s", verdict.in_words)
     return verdict
+
+
+def ignores(unpenalised: Seq[_Output], truth: Seq[_Output], found: Seq[_Output]) -> bool:
+    """Whether drafts take a penalty off. The scores that are compared are those before penalties,
+    so one such difference may be a tie; but not one in every row that the penalty changes."""
+    rows = [
+        _falls_back(want, got)
+        for plain, want, got in zip(unpenalised, truth, found, strict=True)
+        if plain.tokens != want.tokens
+    ]
+    return len(rows) > 1 and all(rows)
+
+
+def _falls_back(truth: _Output, found: _Output) -> bool:
+    """Whether the first token that differs is the likeliest before penalties."""
+    for (ids, _), token, other in zip(truth.tops, truth.tokens, found.tokens, strict=False):
+        if token != other:
+            return other == ids[0] != token
+    return False
 
 
 @dataclass(slots=True)

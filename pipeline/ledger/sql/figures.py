@@ -157,7 +157,7 @@ def _schedules(conn: Connection, at: float) -> dict[str, ScheduleRuns]:
     ended_badly = (
         select(ScheduleRun.schedule, Job.state, func.count())
         .join(Job, Job.job_id == ScheduleRun.job_id)
-        .where(ScheduleRun.logical_at >= at - MISSED_SEC)
+        .where(Job.finished_at >= at - MISSED_SEC)
         .where(Job.state.in_([JobState.FAILED.value, JobState.PARTIAL.value]))
         .group_by(ScheduleRun.schedule, Job.state)
     )

@@ -31,7 +31,7 @@ from specbatch.pipeline.engines.exact.model.loaded_model import (
 from specbatch.pipeline.engines.exact.model.native_model import NotNativeError, lower
 from specbatch.pipeline.engines.exact.model.quantised import check_weights, quantise
 from specbatch.pipeline.engines.exact.state.recovery import engine_error, may_pass, with_type
-from specbatch.pipeline.engines.models.model_folder import check_again
+from specbatch.pipeline.engines.models.model_folder import check_again, check_architecture
 from specbatch.schemas.errors import BrokenModelError, MissingExtraError, ModelError, SpecbatchError
 from specbatch.schemas.spec import Weights
 
@@ -69,6 +69,7 @@ def load_model(
     `MissingExtraError` if a package is missing, and `EngineError` if a retry may work: memory, the
     storage or the device failed.
     """
+    check_architecture(folder)  # the folder may have become another since the worker began
     with _explained(folder.ref):
         if tensor_parallel > 1:
             check_shareable(folder, tensor_parallel, exactness, weights)

@@ -30,7 +30,7 @@ from specbatch.pipeline.engines.exact.speculation.shadow import DEPTH as SHADOW_
 from specbatch.pipeline.engines.exact.speculation.shadow import Shadow
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.engines.exact.state.step import NO_DRAFT, Draft, DraftPlan
-from specbatch.pipeline.engines.models.draft_names import kind_of
+from specbatch.pipeline.engines.models.draft_names import DRAFT_MODEL, kind_of
 from specbatch.pipeline.policy import tuning
 from specbatch.pipeline.policy.acceptance import Own, Track
 from specbatch.pipeline.policy.breaker import DecisionLog
@@ -424,7 +424,8 @@ class Speculator:
         request = sequence.request
         if request.sources is not None and kind_of(proposer.name) not in request.sources:
             return False
-        if proposer.pass_time is not None and request.draft_model not in (None, proposer.name):
+        is_model = kind_of(proposer.name) == DRAFT_MODEL or proposer.pass_time is not None
+        if is_model and request.draft_model not in (None, proposer.name):
             return False
         if sequence.verification is not Verification.COUPLED and not proposer.has_draft_probs:
             return False
