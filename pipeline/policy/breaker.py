@@ -97,7 +97,7 @@ class _Height:
 class _Job:
     breakers: dict[str, Breaker] = field(default_factory=dict)  # by proposer
     heights: dict[tuple[str, str | None], _Height] = field(default_factory=dict)  # proposer, tag
-    collapsed: set[str] = field(default_factory=set)  # proposers that are far below their best
+    collapsed: dict[str, bool] = field(default_factory=dict)  # by proposer: far below its best
     judged: dict[str, tuple[tuple[float, float], int]] = field(default_factory=dict)
     # by proposer: the figures of the last replan that counted, and its step
     drafting: _Settled = field(default_factory=_Settled)
@@ -216,8 +216,8 @@ class DecisionLog:
             for (name, _), level in of.heights.items()
             if name == proposer
         )
-        if fell != (proposer in of.collapsed):
-            of.collapsed ^= {proposer}
+        if fell != of.collapsed.get(proposer):  # the first time it is told that all is well
+            of.collapsed[proposer] = fell
             self.on_collapse(job, proposer, fell)
 
     def record_disabled(self, proposer: str, reason: str) -> None:
@@ -262,8 +262,9 @@ class DecisionLog:
         """Drop all that is known of a job; whatever was off in it is reported as on again."""
         of = self._jobs.pop(job, None) or _Job()
         self.tracks.forget(job)
-        for proposer in of.collapsed:
-            self.on_collapse(job, proposer, False)
+        for proposer, fell in of.collapsed.items():
+            if fell:
+                self.on_collapse(job, proposer, False)
         for proposer, breaker in of.breakers.items():
             if breaker.open_until is not None:
                 self.on_decision(job, proposer, False)

@@ -393,9 +393,23 @@ def test_a_proposer_that_pays_alone_is_told_who_is_better() -> None:
 
 # --- collapses ----------------------------------------------------------------------------------
 def collapses(decision_log: DecisionLog) -> list[tuple[str, str, bool]]:
+    """What is told, but for that all is well before anything was wrong."""
     heard: list[tuple[str, str, bool]] = []
-    decision_log.on_collapse = lambda *told: heard.append(told)
+
+    def hear(job: str, proposer: str, is_far_below: bool) -> None:
+        if is_far_below or heard:
+            heard.append((job, proposer, is_far_below))
+
+    decision_log.on_collapse = hear
     return heard
+
+
+def test_a_proposer_that_is_well_is_told_of_once() -> None:
+    decision_log = new_journal()
+    told: list[tuple[str, str, bool]] = []
+    decision_log.on_collapse = lambda *one: told.append(one)
+    replans(decision_log, 0.8)
+    assert told == [("a", "block", False)]
 
 
 def replans(
