@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import _thread
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -202,9 +202,24 @@ def test_an_interrupt_aborts_the_upload(
     store: S3Objects, proxy: FaultyS3, s3_client: Any, bucket: str
 ) -> None:
     """Ctrl-C and SIGTERM become exceptions in the thread that uploads, or it ends its work."""
-    freeze(proxy, "the second part", _thread.interrupt_main)
-    with pytest.raises(KeyboardInterrupt):
-        store.put_bytes(f"{bucket}/a", LARGE)
+    heard, main = threading.Event(), threading.main_thread().ident
+    assert main is not None
+
+    def hear(*_: object) -> None:
+        heard.set()
+        raise KeyboardInterrupt
+
+    def interrupt() -> None:
+        signal.pthread_kill(main, signal.SIGINT)
+        assert heard.wait(60), "the answer to the upload came first"
+
+    before = signal.signal(signal.SIGINT, hear)
+    try:
+        freeze(proxy, "the second part", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            store.put_bytes(f"{bucket}/a", LARGE)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert uploads(s3_client, bucket) == []
 
 
