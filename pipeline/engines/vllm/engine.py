@@ -209,7 +209,8 @@ class VllmEngine:
             plan = DraftPlan([NO_DRAFT] * len(drafting))
         drafts = dict(zip(drafting, plan.drafts, strict=True))
         given = any(map(len, plan.drafts))
-        if given or self._given or self._drafts_itself:  # what is not to be verified is taken back
+        # What is not to be verified is taken back.
+        if self._speculates and (given or self._given or self._drafts_itself):
             self._core.draft({s.request.request_id: d.token_ids for s, d in drafts.items()})
         self._given = given
         passing = now()
