@@ -36,8 +36,10 @@ def test_without_it_the_core_has_a_proposer_that_never_drafts() -> None:
 
 
 def test_a_pipeline_of_devices_cannot_speculate() -> None:
-    with pytest.raises(UsageError, match="pipeline_parallel_size exclude each other"):
-        own_speculation({"speculative_config": EAGLE, "pipeline_parallel_size": 2}, 8)
+    for more, depth in (({}, 8), ({"speculative_config": EAGLE}, 0)):
+        with pytest.raises(UsageError, match="SPECBATCH_VLLM_MAX_DEPTH=0"):
+            own_speculation({"pipeline_parallel_size": 2, **more}, depth)
+    assert own_speculation({"pipeline_parallel_size": 2}, 0) == ({}, 0)
 
 
 @pytest.mark.parametrize(

@@ -233,7 +233,12 @@ class Core:
             if getattr(self._core.engine_core.model_executor, "is_failed", False):
                 raise DeviceLostError(f"a process of vLLM ended: {error}") from error
             raise
-        return [self._emitted(o) for o in outputs if o.new_token_ids or o.finish_reason is not None]
+        return [
+            self._emitted(output)
+            for output in outputs
+            if output.request_id in self._works  # else it was dropped
+            and (output.new_token_ids or output.finish_reason is not None)
+        ]
 
     def _emitted(self, output: Any) -> Emitted:
         work = self._works[output.request_id]

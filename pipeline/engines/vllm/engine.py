@@ -197,8 +197,8 @@ class VllmEngine:
 
     def step(self) -> list[Completion]:
         """One pass of the core over all that runs; returns what finished."""
+        self.prepare()  # which is no part of the step
         begun = now()
-        self.prepare()
         self._admit()
         if not (self._running or self._rechecked) or self._core is None:
             return self._take_refused()

@@ -243,9 +243,7 @@ class VllmHost:
             self._models.check_changed()  # requests that wait belong to the model of the last core
         try:
             snapshot, core = made(partial(unchanged, folder.ref, folder.path, load))
-            if (
-                snapshot.fingerprint != folder.fingerprint
-            ):  # of which the engine knows its end tokens
+            if snapshot.fingerprint != folder.fingerprint:  # the engine has its end tokens
                 raise ModelChangedError(f"model `{folder.ref}` changed before it was loaded")
             with self._naming:
                 self._models.note(folder, snapshot)

@@ -13,10 +13,14 @@ from specbatch.schemas.spec import EngineSpec
 MOST_TOP_LOGPROBS = 20  # `max_logprobs` of vLLM, unless it is configured otherwise
 COLDEST, HOTTEST = 0.01, 2.0  # it would take another temperature below, and refuses those above
 SPECULATION = "speculative_config"
-# vLLM would test drafts by what its own proposer drew them from, or not at all. Ours may replace
-# them, so that would be the wrong distribution.
-REFUSED_METHODS = ("custom_class", "dflash", "dspark", "extract_hidden_states")  # need its own step
-REFUSED_TESTS = {"draft_sample_method": "probabilistic", "rejection_sample_method": "synthetic"}
+REFUSED_SPECULATION = (
+    # vLLM cannot verify other drafts than those that such a method made itself.
+    *(("method", name) for name in ("custom_class", "dflash", "dspark", "extract_hidden_states")),
+    # It would test drafts by what its own proposer drew them from, or not at all. Ours may replace
+    # them, so that would be the wrong distribution.
+    ("draft_sample_method", "probabilistic"),
+    ("rejection_sample_method", "synthetic"),
+)
 
 
 def own_speculation(options: Mapping[str, Any], max_depth: int) -> tuple[dict[str, Any], int]:
@@ -24,6 +28,11 @@ def own_speculation(options: Mapping[str, Any], max_depth: int) -> tuple[dict[st
 
     Empty, and `max_depth`, where the user configured none. Raises `UsageError`.
     """
+    if options.get("pipeline_parallel_size", 1) != 1 and (max_depth or SPECULATION in options):
+        raise UsageError(
+            "SPECBATCH_VLLM_OPTIONS: pipeline_parallel_size needs a core without drafts: set "
+            f"SPECBATCH_VLLM_MAX_DEPTH=0, and leave {SPECULATION} out"
+        )
     if SPECULATION not in options:
         return {}, max_depth
     given = options[SPECULATION]
@@ -32,14 +41,9 @@ def own_speculation(options: Mapping[str, Any], max_depth: int) -> tuple[dict[st
             f"SPECBATCH_VLLM_OPTIONS: {SPECULATION} names no method: write "
             '{"method": "eagle3", "model": …, "num_speculative_tokens": 3}'
         )
-    refused = [("method", method) for method in REFUSED_METHODS] + list(REFUSED_TESTS.items())
-    for name, value in refused:
+    for name, value in REFUSED_SPECULATION:
         if given.get(name) == value:
             raise UsageError(f"SPECBATCH_VLLM_OPTIONS: {SPECULATION} cannot have {name} {value}")
-    if options.get("pipeline_parallel_size", 1) != 1:
-        raise UsageError(
-            f"SPECBATCH_VLLM_OPTIONS: {SPECULATION} and pipeline_parallel_size exclude each other"
-        )
     depth = given.get("num_speculative_tokens", max_depth)
     if not isinstance(depth, int) or depth < 1:
         raise UsageError(

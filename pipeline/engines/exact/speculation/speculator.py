@@ -424,7 +424,7 @@ class Speculator:
         request = sequence.request
         if request.sources is not None and kind_of(proposer.name) not in request.sources:
             return False
-        is_model = kind_of(proposer.name) == DRAFT_MODEL or proposer.pass_time is not None
+        is_model = kind_of(proposer.name) == DRAFT_MODEL
         if is_model and request.draft_model not in (None, proposer.name):
             return False
         if sequence.verification is not Verification.COUPLED and not proposer.has_draft_probs:
