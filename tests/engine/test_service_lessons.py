@@ -62,6 +62,9 @@ class ScriptedEngine:
         self._waiting = deque(r for r in self._waiting if not matches(r))
         return [_completion(r, FinishReason.CANCELLED) for r in gone]
 
+    def prepare(self) -> None:
+        """It has nothing to load."""
+
     def step(self) -> list[Completion]:
         if self.broken:
             raise RuntimeError("it broke")
