@@ -208,7 +208,14 @@ def decision(row: Any) -> Decision:
 
 
 def acceptance_count(row: Any) -> AcceptanceCount:
-    return AcceptanceCount(row.proposer, row.tag or None, row.agreed, row.tested)
+    return AcceptanceCount(
+        row.proposer,
+        row.tag or None,
+        row.agreed,
+        row.tested,
+        row.fingerprint,
+        row.learned_at,
+    )
 
 
 def past_output(row: Any) -> PastOutput:

@@ -93,7 +93,7 @@ RIGHTS: Mapping[str, Rights] = {
                 *("accepted", "verifier_passes", "cost_usd"),
             ),
             "machine_knowledge": ("state", "updated_at"),
-            "acceptance_priors": ("agreed", "tested"),
+            "acceptance_priors": ("agreed", "tested", "learned_at"),
             "tenants": ("weight", "served", "started"),
             "worker_sessions": (
                 *("beat_at", "ended_at", "seen_ticks", "idle_ticks", "overhead_ticks"),

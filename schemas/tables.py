@@ -292,9 +292,11 @@ class AcceptancePrior(Base):
     tenant: Mapped[str] = mapped_column(primary_key=True)
     job_name: Mapped[str] = mapped_column(primary_key=True)
     proposer: Mapped[str] = mapped_column(primary_key=True)
+    fingerprint: Mapped[str] = mapped_column(primary_key=True)  # of its model; '': it has none
     tag: Mapped[str] = mapped_column(AnyText, primary_key=True)  # of the rows; '': without one
     agreed: Mapped[float]
     tested: Mapped[float]
+    learned_at: Mapped[float]  # when it was added to last
 
 
 # --- device time: counters in ticks, which only grow (see `ledger/contract.py`) ---------------

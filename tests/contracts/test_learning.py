@@ -131,6 +131,15 @@ def count(
     return AcceptanceCount(proposer, tag, agreed, tested)
 
 
+def test_each_model_has_a_record_of_its_own(store: Store) -> None:
+    old, new = (AcceptanceCount("draft-model", "news", 1.0, 2.0, of) for of in ("old", "new"))
+    store.learn_acceptance("default", "nightly", [old, new])
+    store.learn_acceptance("default", "nightly", [new])
+    found = store.acceptance("default", "nightly")
+    assert found == [replace(new, agreed=2.0, tested=4.0), old]
+    assert found[0].learned_at >= found[1].learned_at > 0.0
+
+
 def test_counts_are_added_per_proposer_and_tag(store: Store) -> None:
     assert store.acceptance("default", "nightly") == []
     store.learn_acceptance("default", "nightly", [count(3, 10), count(1, 4, tag="news\x00")])

@@ -58,22 +58,23 @@ def knowledge(conn: Connection, key: str) -> Mapping[str, Any] | None:
 
 
 def learn_acceptance(
-    conn: Connection, _now: Now, tenant: str, job_name: str, counts: Sequence[AcceptanceCount]
+    conn: Connection, now: Now, tenant: str, job_name: str, counts: Sequence[AcceptanceCount]
 ) -> None:
     """One statement for all counts, in one order everywhere: workers never deadlock."""
     ordered = sorted((c for c in counts if c.tested > 0), key=rules.prior_key)
     if ordered:
-        conn.execute(_learning(conn), [_learned_values(tenant, job_name, c) for c in ordered])
+        conn.execute(_learning(conn, now), [_learned_values(tenant, job_name, c) for c in ordered])
 
 
 def _learned_values(tenant: str, job_name: str, count: AcceptanceCount) -> dict[str, Any]:
     """Parameters of `_learning` for one count: a new row's values, a known one's additions."""
     agreed, tested = rules.learned(0.0, 0.0, count)
-    proposer, tag = rules.prior_key(count)
+    proposer, fingerprint, tag = rules.prior_key(count)
     return {
         "of_tenant": tenant,
         "of_job_name": job_name,
         "of_proposer": proposer,
+        "of_fingerprint": fingerprint,
         "of_tag": tag,
         "first_agreed": agreed,
         "first_tested": tested,
@@ -82,7 +83,7 @@ def _learned_values(tenant: str, job_name: str, count: AcceptanceCount) -> dict[
     }
 
 
-def _learning(conn: Connection) -> Any:
+def _learning(conn: Connection, now: Now) -> Any:
     """`rules.learned` in SQL, so that no addition is lost between reading and writing."""
     most = literal(rules.MOST_TESTED, Double)
     agreed_sum = AcceptancePrior.agreed + bindparam("more_agreed", type_=Double)
@@ -93,17 +94,20 @@ def _learning(conn: Connection) -> Any:
             tenant=bindparam("of_tenant"),
             job_name=bindparam("of_job_name"),
             proposer=bindparam("of_proposer"),
+            fingerprint=bindparam("of_fingerprint"),
             tag=bindparam("of_tag"),
             agreed=bindparam("first_agreed"),
             tested=bindparam("first_tested"),
+            learned_at=now,
         )
         .on_conflict_do_update(
-            index_elements=["tenant", "job_name", "proposer", "tag"],
+            index_elements=["tenant", "job_name", "proposer", "fingerprint", "tag"],
             set_={
                 "agreed": case(
                     (tested_sum > most, agreed_sum * most / tested_sum), else_=agreed_sum
                 ),
                 "tested": case((tested_sum > most, most), else_=tested_sum),
+                "learned_at": now,
             },
         )
     )
