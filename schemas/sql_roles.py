@@ -35,6 +35,8 @@ TABLES = (
     "decisions",
     "machine_knowledge",
     "acceptance_priors",
+    "models",
+    "deployments",
     "tenants",
     "audit_log",
     "audits",
@@ -112,7 +114,7 @@ RIGHTS: Mapping[str, Rights] = {
     # Submits, cancels, retries. What a group is made of and has given is not its to write, nor what
     # a job asks for once it is submitted.
     OPERATOR: Rights(
-        inserts=("audit_log", "schedule_runs"),
+        inserts=("audit_log", "schedule_runs", "models", "deployments"),
         inserted={
             "jobs": (
                 *("job_id", "name", "tenant", "spec", "spec_digest", "verifier", "proposer"),
@@ -135,7 +137,10 @@ RIGHTS: Mapping[str, Rights] = {
             ),
             "groups": (*_OF_A_LEASE, "cut_wanted"),
             "schedule_runs": ("state", "job_id", "noted_at", "reason"),
+            "models": ("retired_at", "retired_by"),
+            "deployments": ("ended_at", "ended_by"),
         },
+        sequences=("deployments_id_seq",),
         functions=(months.FUNCTION,),
         hidden={"completions": TEXTS},
     ),

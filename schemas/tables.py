@@ -299,6 +299,55 @@ class AcceptancePrior(Base):
     learned_at: Mapped[float]  # when it was added to last
 
 
+# --- the model registry -----------------------------------------------------------------------
+class Model(Base):
+    """One registered model. Rows are added and retired."""
+
+    __tablename__ = "models"
+
+    fingerprint: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    version: Mapped[int]  # from 1, by name
+    ref: Mapped[str]
+    parent: Mapped[str | None]  # a fingerprint; it need not be registered
+    origin: Mapped[dict[str, Any]]
+    added_at: Mapped[float]
+    added_by: Mapped[str] = mapped_column(AnyText)
+    retired_at: Mapped[float | None]
+    retired_by: Mapped[str | None] = mapped_column(AnyText)
+
+
+Index("uq_models_name_version", Model.name, Model.version, unique=True)
+
+
+class Deployment(Base):
+    """A model that drafts for a scope, an empty column being any. Rows are added and ended."""
+
+    __tablename__ = "deployments"
+
+    id: Mapped[int] = mapped_column(
+        BigInteger().with_variant(Integer, "sqlite"), primary_key=True
+    )  # in the order they began; SQLite counts up INTEGER keys only
+    fingerprint: Mapped[str] = mapped_column(ForeignKey("models.fingerprint"))
+    tenant: Mapped[str]
+    job_name: Mapped[str]
+    tag: Mapped[str]
+    started_at: Mapped[float]
+    started_by: Mapped[str] = mapped_column(AnyText)
+    reason: Mapped[str] = mapped_column(AnyText)
+    ended_at: Mapped[float | None]
+    ended_by: Mapped[str | None] = mapped_column(AnyText)
+
+
+Index(
+    "uq_deployments_live",
+    *(Deployment.tenant, Deployment.job_name, Deployment.tag),
+    unique=True,
+    sqlite_where=Deployment.ended_at.is_(None),
+    postgresql_where=Deployment.ended_at.is_(None),
+)
+
+
 # --- device time: counters in ticks, which only grow (see `ledger/contract.py`) ---------------
 def _ticks() -> Any:
     return mapped_column(BigInteger, default=0)

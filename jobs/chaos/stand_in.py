@@ -16,7 +16,7 @@ import struct
 import threading
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
@@ -42,6 +42,7 @@ from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.errors import DeviceLostError, ModelError
 from specbatch.schemas.numeric_class import Serves, all_keys
 from specbatch.schemas.records import FinishReason
+from specbatch.schemas.registry import NO_MODELS
 from specbatch.schemas.spec import EngineSpec, SpeculationSpec
 from specbatch.schemas.speculation import AcceptanceCount
 
@@ -311,7 +312,11 @@ class StandInHost:
     def service(self, spec: EngineSpec) -> EngineService:  # noqa: ARG002 - there is only one
         return self._service
 
-    def tag_models(self, wanted: SpeculationSpec) -> dict[str, str]:
+    def tag_models(
+        self,
+        wanted: SpeculationSpec,
+        deployed: Mapping[str | None, str] = NO_MODELS,  # noqa: ARG002 - its one model drafts
+    ) -> dict[str | None, str]:
         refs = [] if self.draft_model is None else [self.draft_model.ref]
         return pins_of(wanted.routes, refs) if wanted.enabled else {}
 

@@ -32,6 +32,8 @@ SENTENCES = {
     "job.",
     "retry": "Send a job's failed and cancelled groups, or only its quarantined rows, back to "
     "work.",
+    "models": "Register draft models, promote one for all or some rows, roll back, retire; list "
+    "and show.",
     "purge": "Delete the stored texts of ended jobs; counts, costs and the audit log stay.",
     "audit": "Check a job's audit log and everything it records, and replay some completions.",
     "replay": "Write one completion again, nothing drafted, and compare tokens, "

@@ -39,6 +39,7 @@ from specbatch.schemas.records import (
     TopLogprobs,
     Verification,
 )
+from specbatch.schemas.registry import NO_MODELS
 from specbatch.schemas.spec import EngineSpec, SpeculationSpec
 from specbatch.schemas.speculation import AcceptanceCount
 
@@ -64,8 +65,14 @@ class Engines(Protocol):
         """The numeric classes in which its verifier can run here. Loads nothing."""
         ...
 
-    def tag_models(self, wanted: SpeculationSpec) -> Mapping[str, str]:
-        """Names of draft models by tag. Raises `UsageError` for a model that is not here."""
+    def tag_models(
+        self, wanted: SpeculationSpec, deployed: Mapping[str | None, str] = NO_MODELS
+    ) -> Mapping[str | None, str]:
+        """Names of draft models by tag; under None that of all other rows, if they have one.
+
+        `deployed`: fingerprints by tag, in the same way; one that is not here has no effect, and a
+        job's own routes come first. Raises `UsageError` for a route to a model that is not here.
+        """
         ...
 
     # --- work ----------------------------------------------------------------------------------

@@ -65,6 +65,7 @@ from specbatch.schemas.records import (
     Stage,
     StageTiming,
 )
+from specbatch.schemas.registry import Deployment, DeployScope, ModelVersion, NewModel
 from specbatch.schemas.schedules import RUNS, RunState, ScheduleRun
 from specbatch.schemas.speculation import AcceptanceCount, Decision, PastOutput
 from specbatch.schemas.timekeeping import (
@@ -453,6 +454,35 @@ class Store(Protocol):
         ids exceed `max_tokens`. `except_job` is the job that asks. Outputs whose tokens were not
         all kept are skipped.
         """
+
+    # --- the model registry -------------------------------------------------------------------
+    def add_model(self, model: NewModel) -> tuple[ModelVersion, bool]:
+        """Register a model under the next version of its name; the version, and whether it is new.
+
+        Files that are registered already keep the name and version that they have.
+        """
+
+    def models(self) -> list[ModelVersion]:
+        """By name and version."""
+
+    def deployments(self, history: bool = False) -> list[Deployment]:
+        """Which models draft for whom now; with `history` all there ever were, in order."""
+
+    def promote(self, fingerprint: str, scope: DeployScope, reason: str) -> Deployment:
+        """Let a model draft for a scope in the place of the one that does.
+
+        Raises `UsageError` for a model that is not registered or retired, and where somebody else
+        does the same at this moment.
+        """
+
+    def roll_back(self, scope: DeployScope, reason: str) -> Deployment | None:
+        """Let the model before the present one draft again; None: there is none.
+
+        Raises `UsageError` where no model is deployed.
+        """
+
+    def retire(self, fingerprint: str) -> ModelVersion:
+        """A retired model cannot be promoted. Raises `UsageError` while it is deployed."""
 
     # --- device time ------------------------------------------------------------------------
     def begin_session(self, session: NewSession) -> None:

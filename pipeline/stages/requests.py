@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 
 from specbatch.pipeline.engines.contract import Cohort, Completion, Request
 from specbatch.pipeline.engines.exact.proposers.history import History
@@ -17,12 +16,12 @@ from specbatch.pipeline.stages.text_stop import Decode, TextStop, text_before_st
 from specbatch.pipeline.storage.artefacts import DraftBlock
 from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import CompletionRecord, JobRow, PromptRow
+from specbatch.schemas.registry import NO_MODELS
 from specbatch.schemas.seeds import sample_seed
 from specbatch.schemas.spec import NO_DRAFT_MODEL, JobSpec
 from specbatch.schemas.timekeeping import usd_of
 
 Drafts = Mapping[tuple[int, int], DraftBlock]  # by (row_index, sample_index)
-NO_TAG_MODELS: Mapping[str, str] = MappingProxyType({})
 
 
 def requests_of(
@@ -33,12 +32,13 @@ def requests_of(
     drafts: Drafts | None = None,
     history: History | None = None,
     tenant_cap: int | None = None,
-    tag_models: Mapping[str, str] = NO_TAG_MODELS,
+    tag_models: Mapping[str | None, str] = NO_MODELS,
     kept: TextPolicy = KEEP_ALL,
 ) -> list[Request]:
     """One request per sample of a row; `decode` is called only where there are stop strings.
 
-    `tag_models`: tags whose rows may use one draft model only, and its name. The engine knows a row
+    `tag_models`: tags whose rows may use one draft model only, and its name; under None that of all
+    other rows. The engine knows a row
     by the tag that is `kept`, its history by the id that is `kept`.
     """
     params = spec.sampling.params(dict(row.overrides))
@@ -62,7 +62,7 @@ def requests_of(
                 route=Cohort(job_id, kept.tag(row.tag)),
                 max_depth=cap,
                 sources=None if sources == "hybrid" else frozenset(sources),
-                draft_model=None if row.tag is None else tag_models.get(row.tag),
+                draft_model=tag_models.get(row.tag, tag_models.get(None)),
                 shadow=spec.speculation.depth == "shadow" and cap != 0,
                 past_ids=history.past(kept.row_id(row.row_id), sample) if history else (),
                 history=history.index if history else None,

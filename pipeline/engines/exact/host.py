@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -52,7 +52,9 @@ from specbatch.schemas.errors import (
     ModelError,
     RequestCancelledError,
 )
+from specbatch.schemas.fingerprint import shown
 from specbatch.schemas.numeric_class import Serves
+from specbatch.schemas.registry import NO_MODELS
 from specbatch.schemas.spec import EngineSpec, SpeculationSpec, Weights
 
 if TYPE_CHECKING:
@@ -111,6 +113,7 @@ class EngineHost:
         self._stopped = False
         self._lock = threading.Lock()
         self._serves: Serves | None = None
+        self._noted: set[str] = set()  # deployed draft models that are not here
         self._missing = ""  # last logged reason why files cannot be loaded
         self._naming = threading.Lock()  # held while a caller finds them out
 
@@ -164,11 +167,30 @@ class EngineHost:
                 )
             return self._services[spec]
 
-    def tag_models(self, wanted: SpeculationSpec) -> dict[str, str]:
+    def tag_models(
+        self, wanted: SpeculationSpec, deployed: Mapping[str | None, str] = NO_MODELS
+    ) -> dict[str | None, str]:
         """Names of draft models by tag. Raises `UsageError` for a model that is not here."""
         if not wanted.enabled:
             return {}
-        return pins_of(wanted.routes, [folder.ref for folder in self._models.draft_models])
+        folders = self._models.draft_models
+        here = {
+            self._models.of(folder).digest: name
+            for folder, name in zip(folders, self._draft_names, strict=True)
+        }
+        self._note_missing(set(deployed.values()) - here.keys())
+        found = {tag: here[wanted] for tag, wanted in deployed.items() if wanted in here}
+        return {**found, **pins_of(wanted.routes, [folder.ref for folder in folders])}
+
+    def _note_missing(self, fingerprints: set[str]) -> None:
+        """Log it once when deployed models are not here."""
+        for fingerprint in sorted(fingerprints - self._noted):
+            log.warning(
+                "the deployed draft model %s is not here: its rows are drafted for by what is; "
+                "start the worker with --proposer models:NAME to load it",
+                shown(fingerprint),
+            )
+        self._noted = fingerprints
 
     def check(self) -> None:
         """Raises `DeviceLostError` once an engine here has lost its device."""

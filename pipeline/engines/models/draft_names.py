@@ -31,14 +31,14 @@ def draft_names(refs: Sequence[str]) -> list[str]:
     return [DRAFT_MODEL if not i else f"{DRAFT_MODEL}@{f}" for i, f in enumerate(folders)]
 
 
-def pins_of(routes: Iterable[tuple[str, str]], refs: Sequence[str]) -> dict[str, str]:
+def pins_of(routes: Iterable[tuple[str, str]], refs: Sequence[str]) -> dict[str | None, str]:
     """The draft model's name, or `NO_DRAFT_MODEL`, by tag.
 
     `routes` may call a model by its folder's name or by its whole name. Raises `UsageError` for a
     name that no model at `refs` has.
     """
     known = dict(zip(draft_names(refs), map(_folder_name, refs), strict=True))
-    pins = {}
+    pins: dict[str | None, str] = {}
     for tag, wanted in routes:
         names = [
             n for n, folder in known.items() if wanted in (n, folder, f"{DRAFT_MODEL}@{folder}")

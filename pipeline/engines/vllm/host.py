@@ -39,6 +39,7 @@ from specbatch.schemas.errors import (
 )
 from specbatch.schemas.fingerprint import short_digest
 from specbatch.schemas.numeric_class import DTYPES, Serves, digested, engine_key
+from specbatch.schemas.registry import NO_MODELS
 from specbatch.schemas.spec import NO_DRAFT_MODEL, EngineSpec, SpeculationSpec
 
 log = logging.getLogger(__name__)
@@ -158,7 +159,11 @@ class VllmHost:
             **({"speculation": json.dumps(dict(own), sort_keys=True)} if own else {}),
         }
 
-    def tag_models(self, wanted: SpeculationSpec) -> dict[str, str]:
+    def tag_models(
+        self,
+        wanted: SpeculationSpec,
+        deployed: Mapping[str | None, str] = NO_MODELS,  # noqa: ARG002 - none is loaded here
+    ) -> dict[str | None, str]:
         """Tags without a draft model. Those of a model that is not here may ask whoever is."""
         return {tag: model for tag, model in wanted.routes if model == NO_DRAFT_MODEL}
 

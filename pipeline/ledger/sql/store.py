@@ -23,6 +23,7 @@ from specbatch.pipeline.ledger.sql import (
     pinning,
     purging,
     reading,
+    registry,
     schedules,
     splitting,
     stopping,
@@ -262,6 +263,14 @@ class SqlStore:
     learn_acceptance = _writes(learning.learn_acceptance)
     acceptance = _reads(learning.acceptance)
     past_outputs = _pages(learning.past_outputs)
+
+    # --- the model registry -----------------------------------------------------------------
+    add_model = _writes(registry.add_model)
+    models = _reads(registry.models)
+    deployments = _reads(registry.deployments)
+    promote = _writes(registry.promote)
+    roll_back = _writes(registry.roll_back)
+    retire = _writes(registry.retire)
 
     # --- device time ------------------------------------------------------------------------
     begin_session = _writes(time.begin)

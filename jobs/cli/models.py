@@ -1,0 +1,202 @@
+"""`specbatch models …`: registered draft models, and which of them drafts for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from specbatch.jobs.cli.connect import load_settings
+from specbatch.jobs.cli.console import say, say_json, show_whole
+from specbatch.pipeline.bootstrap import make_store
+from specbatch.pipeline.learning.registry import find, register
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.schemas.errors import UsageError
+from specbatch.schemas.extras import require_engine_extra
+from specbatch.schemas.fingerprint import shown
+from specbatch.schemas.registry import Deployment, DeployScope, ModelVersion
+from specbatch.schemas.spec import model_ref
+
+
+class Action(StrEnum):
+    """What to do."""
+
+    LIST = "list"
+    ADD = "add"
+    SHOW = "show"
+    PROMOTE = "promote"
+    ROLLBACK = "rollback"
+    RETIRE = "retire"
+
+
+_NAMED = (Action.ADD, Action.SHOW, Action.PROMOTE, Action.RETIRE)
+_SCOPED = (Action.PROMOTE, Action.ROLLBACK)
+_PRINTED = (Action.LIST, Action.SHOW)
+
+
+def models(
+    action: Annotated[
+        Action,
+        typer.Argument(metavar="list|add|show|promote|rollback|retire", help="what to do"),
+    ] = Action.LIST,
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODEL]",
+            help="with add: a name; else NAME, NAME:VERSION or a fingerprint",
+            show_default=False,
+        ),
+    ] = None,
+    files: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[FILES]", help="with add: its folder or hub id", show_default=False
+        ),
+    ] = None,
+    tenant: Annotated[
+        str, typer.Option("--tenant", help="for this tenant's jobs", show_default=False)
+    ] = "",
+    job: Annotated[
+        str, typer.Option("--job", help="for jobs of this name", show_default=False)
+    ] = "",
+    tag: Annotated[
+        str, typer.Option("--tag", help="for rows with this tag", show_default=False)
+    ] = "",
+    reason: Annotated[
+        str,
+        typer.Option(
+            "--reason",
+            help="with promote and rollback: why, for all who will ask",
+            show_default=False,
+        ),
+    ] = "",
+    json: Annotated[
+        bool, typer.Option("--json", help="with list and show: one JSON value on one line")
+    ] = False,
+) -> None:
+    """Register draft models, promote one for all or some rows, roll back, retire; list and show.
+
+    The narrowest promotion counts for a row. A worker started with `--proposer models:NAME` loads
+    what is promoted. Outputs do not change.
+    """
+    scope = DeployScope(tenant.strip(), job.strip(), tag.strip())
+    _check(action, model, files, scope, reason, json)
+    with closing(make_store(load_settings())) as store:
+        if action is Action.LIST:
+            _list(store, json)
+        elif action is Action.ADD:
+            _add(store, model or "", files or "")
+        elif action is Action.SHOW:
+            _show(store, find(store, model or ""), json)
+        elif action is Action.PROMOTE:
+            _promote(store, find(store, model or ""), scope, reason.strip())
+        elif action is Action.ROLLBACK:
+            _roll_back(store, scope, reason.strip())
+        else:
+            retired = store.retire(find(store, model or "").fingerprint)
+            say(f"{retired.label} is retired: it cannot be promoted any more")
+
+
+def _check(
+    action: Action,
+    model: str | None,
+    files: str | None,
+    scope: DeployScope,
+    reason: str,
+    json: bool,
+) -> None:
+    """Refuse what an action would ignore."""
+    command = f"`specbatch models {action}`"
+    if action in _NAMED and not model:
+        raise UsageError(f"{command} needs a model: see `specbatch models list`")
+    if action not in _NAMED and model:
+        raise UsageError(f"{command} takes no model: leave out {model!r}")
+    if (action is Action.ADD) != bool(files):
+        need = "needs the model's folder or hub id after its name"
+        raise UsageError(f"{command} {need if action is Action.ADD else f'takes no {files!r}'}")
+    if action in _SCOPED and not reason.strip():
+        raise UsageError(f"{command} needs --reason: say why, for all who will ask")
+    if action not in _SCOPED and (reason or scope != DeployScope()):
+        raise UsageError(f"{command} takes no --tenant, --job, --tag and --reason")
+    if json and action not in _PRINTED:
+        raise UsageError(f"{command} has no --json; list and show have")
+
+
+def _add(store: Store, name: str, files: str) -> None:
+    require_engine_extra()
+    from specbatch.pipeline.engines.models.model_folder import inspect_model
+
+    version, is_new = register(store, name, inspect_model(model_ref(files, Path.cwd())))
+    state = "is registered" if is_new else "has these files already"
+    say(f"{version.label} {state}: fingerprint {shown(version.fingerprint)}, files {version.ref}")
+
+
+def _promote(store: Store, version: ModelVersion, scope: DeployScope, reason: str) -> None:
+    store.promote(version.fingerprint, scope, reason)
+    say(f"{version.label} drafts for {scope.words}, from the next group on, where it is loaded")
+
+
+def _roll_back(store: Store, scope: DeployScope, reason: str) -> None:
+    begun = store.roll_back(scope, reason)
+    if begun is None:
+        say(f"nothing was deployed for {scope.words} before: wider promotions count there, if any")
+    else:
+        say(f"{find(store, begun.fingerprint).label} drafts for {scope.words} again")
+
+
+def _list(store: Store, json: bool) -> None:
+    models = store.models()
+    live = store.deployments()
+    if json:
+        say_json([_as_json(m, [d for d in live if d.fingerprint == m.fingerprint]) for m in models])
+    elif not models:
+        say("no models: add one with `specbatch models add NAME FOLDER`")
+    else:
+        table = Table(box=None, padding=(0, 2, 0, 0))
+        for heading in ("model", "fingerprint", "parent", "added", "drafts for"):
+            table.add_column(heading, overflow="fold")
+        labels = {m.fingerprint: m.label for m in models}
+        for m in models:
+            scopes = [d.scope.words for d in live if d.fingerprint == m.fingerprint]
+            state = "retired" if m.retired_at is not None else "; ".join(scopes) or "-"
+            parent = _called(m.parent, labels) if m.parent else "-"
+            table.add_row(m.label, shown(m.fingerprint), parent, _at(m.added_at), state)
+        show_whole(table)
+
+
+def _show(store: Store, version: ModelVersion, json: bool) -> None:
+    history = [d for d in store.deployments(history=True) if d.fingerprint == version.fingerprint]
+    if json:
+        say_json(_as_json(version, history))
+        return
+    labels = {m.fingerprint: m.label for m in store.models()}
+    say(f"{version.label}  fingerprint {version.fingerprint}")
+    say(f"  files   {version.ref}")
+    if version.parent:
+        say(f"  parent  {_called(version.parent, labels)}")
+    say(f"  added   {_at(version.added_at)} by {version.added_by}")
+    if version.retired_at is not None:
+        say(f"  retired {_at(version.retired_at)} by {version.retired_by}")
+    for one in history:
+        until = "" if one.ended_at is None else f" until {_at(one.ended_at)} by {one.ended_by}"
+        begun = f"{_at(one.started_at)} by {one.started_by}"
+        say(f"  drafts for {one.scope.words} from {begun}{until}: {one.reason}")
+
+
+def _called(fingerprint: str, labels: Mapping[str, str]) -> str:
+    return labels.get(fingerprint, shown(fingerprint))
+
+
+def _as_json(version: ModelVersion, deployments: Sequence[Deployment]) -> dict[str, object]:
+    return {**asdict(version), "deployments": [asdict(one) for one in deployments]}
+
+
+def _at(sec: float) -> str:
+    return datetime.fromtimestamp(sec, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

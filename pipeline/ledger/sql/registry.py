@@ -1,0 +1,175 @@
+"""The model registry in SQL: versions by name, and deployments, which are only begun and ended.
+
+Each change is one transaction: a process that dies in it leaves what was before.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, func, select, update
+
+from specbatch.pipeline.ledger.sql import audit_log
+from specbatch.pipeline.ledger.sql.transactions import Now, upsert
+from specbatch.schemas.errors import UsageError
+from specbatch.schemas.masking import masked
+from specbatch.schemas.registry import Deployment, DeployScope, ModelVersion, NewModel
+from specbatch.schemas.tables import Deployment as DeploymentTable
+from specbatch.schemas.tables import Model as ModelTable
+
+_TRIES = 8  # to get a version number, while others take some
+
+
+def add_model(conn: Connection, now: Now, model: NewModel) -> tuple[ModelVersion, bool]:
+    """The version, and whether it is new: files are registered once."""
+    newest = select(func.coalesce(func.max(ModelTable.version), 0) + 1)
+    values = {
+        "fingerprint": model.fingerprint,
+        "name": model.name,
+        "version": newest.where(ModelTable.name == model.name).scalar_subquery(),
+        "ref": model.ref,
+        "parent": model.parent,
+        "origin": dict(model.origin),
+        "added_at": now,
+        "added_by": audit_log.actor_of(conn),
+    }
+    adding = upsert(conn.dialect.name, ModelTable).values(**values).on_conflict_do_nothing()
+    for _ in range(_TRIES):
+        row = conn.execute(adding.returning(*ModelTable.__table__.c)).first()
+        if row is not None:
+            return _version(row), True
+        there = select(*ModelTable.__table__.c).where(ModelTable.fingerprint == model.fingerprint)
+        row = conn.execute(there).first()
+        if row is not None:
+            return _version(row), False
+    raise UsageError(f"others are adding versions of {model.name}: try again")
+
+
+def models(conn: Connection) -> list[ModelVersion]:
+    """By name and version."""
+    query = select(*ModelTable.__table__.c).order_by(ModelTable.name, ModelTable.version)
+    return [_version(row) for row in conn.execute(query)]
+
+
+def deployments(conn: Connection, history: bool = False) -> list[Deployment]:
+    """Those of now, with `history` all there were, in the order they began."""
+    query = select(*DeploymentTable.__table__.c).order_by(DeploymentTable.id)
+    if not history:
+        query = query.where(DeploymentTable.ended_at.is_(None))
+    return [_deployment(row) for row in conn.execute(query)]
+
+
+def promote(
+    conn: Connection, now: Now, fingerprint: str, scope: DeployScope, reason: str
+) -> Deployment:
+    """The model drafts for the scope from now on; the one before it does no more."""
+    _locked(conn, fingerprint)
+    _end(conn, now, scope)
+    return _begin(conn, now, fingerprint, scope, reason)
+
+
+def roll_back(conn: Connection, now: Now, scope: DeployScope, reason: str) -> Deployment | None:
+    """The model before the present one drafts again; None: there was none, so wider scopes count.
+
+    Raises `UsageError` where no model is deployed.
+    """
+    present = _end(conn, now, scope)
+    if present is None:
+        raise UsageError(f"no model is deployed for {scope.words}: see `specbatch models list`")
+    earlier = (
+        select(DeploymentTable.fingerprint)
+        .join(ModelTable, ModelTable.fingerprint == DeploymentTable.fingerprint)
+        .where(
+            *_of(scope),
+            DeploymentTable.fingerprint != present,
+            ModelTable.retired_at.is_(None),
+        )
+        .order_by(DeploymentTable.id.desc())
+        .limit(1)
+    )
+    before = conn.execute(earlier).scalar()
+    return None if before is None else _begin(conn, now, before, scope, reason)
+
+
+def retire(conn: Connection, now: Now, fingerprint: str) -> ModelVersion:
+    """It cannot be promoted any more. Raises `UsageError` while it is deployed."""
+    version = _locked(conn, fingerprint)
+    live = [one for one in deployments(conn) if one.fingerprint == fingerprint]
+    if live:
+        raise UsageError(
+            f"{version.label} drafts for {live[0].scope.words}: promote another model there or "
+            "roll it back first"
+        )
+    retired = (
+        update(ModelTable)
+        .where(ModelTable.fingerprint == fingerprint)
+        .values(retired_at=now, retired_by=audit_log.actor_of(conn))
+    )
+    return _version(conn.execute(retired.returning(*ModelTable.__table__.c)).one())
+
+
+def _locked(conn: Connection, fingerprint: str) -> ModelVersion:
+    """A model that may be promoted; it cannot be retired before the transaction ends."""
+    query = select(*ModelTable.__table__.c).where(ModelTable.fingerprint == fingerprint)
+    row = conn.execute(query.with_for_update()).first()
+    if row is None:
+        raise UsageError(f"no model with fingerprint {fingerprint[:12]} is registered")
+    version = _version(row)
+    if version.retired_at is not None:
+        raise UsageError(f"{version.label} was retired by {version.retired_by}")
+    return version
+
+
+def _end(conn: Connection, now: Now, scope: DeployScope) -> str | None:
+    """The fingerprint of the model that drafted for the scope."""
+    ended = (
+        update(DeploymentTable)
+        .where(*_of(scope), DeploymentTable.ended_at.is_(None))
+        .values(ended_at=now, ended_by=audit_log.actor_of(conn))
+    )
+    return conn.execute(ended.returning(DeploymentTable.fingerprint)).scalar()
+
+
+def _begin(
+    conn: Connection, now: Now, fingerprint: str, scope: DeployScope, reason: str
+) -> Deployment:
+    values = {
+        **_columns(scope),
+        "fingerprint": fingerprint,
+        "started_at": now,
+        "started_by": audit_log.actor_of(conn),
+        "reason": masked(reason),
+    }
+    adding = upsert(conn.dialect.name, DeploymentTable).values(**values).on_conflict_do_nothing()
+    row = conn.execute(adding.returning(*DeploymentTable.__table__.c)).first()
+    if row is None:  # of two callers at once; this one's transaction is taken back
+        raise UsageError(
+            f"somebody else has just promoted a model for {scope.words}: look at "
+            "`specbatch models list`, and do it again if it is still wanted"
+        )
+    return _deployment(row)
+
+
+def _columns(scope: DeployScope) -> dict[str, str]:
+    return {"tenant": scope.tenant, "job_name": scope.job_name, "tag": scope.tag}
+
+
+def _of(scope: DeployScope) -> list[ColumnElement[bool]]:
+    return [getattr(DeploymentTable, name) == value for name, value in _columns(scope).items()]
+
+
+def _version(row: Row[Any]) -> ModelVersion:
+    return ModelVersion(**{name: getattr(row, name) for name in ModelVersion.__slots__})
+
+
+def _deployment(row: Row[Any]) -> Deployment:
+    return Deployment(
+        row.id,
+        row.fingerprint,
+        DeployScope(row.tenant, row.job_name, row.tag),
+        row.started_at,
+        row.started_by,
+        row.reason,
+        row.ended_at,
+        row.ended_by,
+    )
