@@ -33,6 +33,7 @@ from specbatch.schemas.records import (
 )
 from specbatch.schemas.speculation import (
     AcceptanceCount,
+    AcceptanceDay,
     Decision,
     DecisionAction,
     PastOutput,
@@ -209,6 +210,10 @@ def decision(row: Any) -> Decision:
 
 def acceptance_count(row: Any) -> AcceptanceCount:
     return AcceptanceCount(row.proposer, row.tag or None, row.agreed, row.tested)
+
+
+def acceptance_day(row: Any) -> AcceptanceDay:
+    return named(AcceptanceDay, row, tag=row.tag or None)
 
 
 def past_output(row: Any) -> PastOutput:

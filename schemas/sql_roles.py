@@ -35,6 +35,7 @@ TABLES = (
     "decisions",
     "machine_knowledge",
     "acceptance_priors",
+    "acceptance_days",
     "tenants",
     "audit_log",
     "audits",
@@ -73,9 +74,9 @@ RIGHTS: Mapping[str, Rights] = {
         inserts=(
             *("groups", "completions", "rejected_rows", "decisions", "machine_knowledge"),
             *("acceptance_priors", "tenants", "audit_log", "worker_sessions", "time_slices"),
-            *("worker_processes", "notifications"),
+            *("worker_processes", "notifications", "acceptance_days"),
         ),
-        deletes=("worker_processes",),  # of those that ended
+        deletes=("worker_processes", "acceptance_days"),  # of those that ended; of long ago
         columns={
             "jobs": (
                 *_OF_A_LEASE,
@@ -94,6 +95,7 @@ RIGHTS: Mapping[str, Rights] = {
             ),
             "machine_knowledge": ("state", "updated_at"),
             "acceptance_priors": ("agreed", "tested"),
+            "acceptance_days": ("agreed", "tested"),
             "tenants": ("weight", "served", "started"),
             "worker_sessions": (
                 *("beat_at", "ended_at", "seen_ticks", "idle_ticks", "overhead_ticks"),
@@ -135,6 +137,7 @@ RIGHTS: Mapping[str, Rights] = {
             ),
             "groups": (*_OF_A_LEASE, "cut_wanted"),
             "schedule_runs": ("state", "job_id", "noted_at", "reason"),
+            "acceptance_days": ("superseded",),
         },
         functions=(months.FUNCTION,),
         hidden={"completions": TEXTS},

@@ -297,6 +297,21 @@ class AcceptancePrior(Base):
     tested: Mapped[float]
 
 
+class AcceptanceDay(Base):
+    """The same of one day, nothing scaled down: what slow falls are found in."""
+
+    __tablename__ = "acceptance_days"
+
+    tenant: Mapped[str] = mapped_column(primary_key=True)
+    job_name: Mapped[str] = mapped_column(primary_key=True)
+    proposer: Mapped[str] = mapped_column(primary_key=True)  # all confidence buckets of it
+    tag: Mapped[str] = mapped_column(AnyText, primary_key=True)  # of the rows; '': without one
+    day: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, index=True)  # UTC
+    agreed: Mapped[float]
+    tested: Mapped[float]
+    superseded: Mapped[bool] = mapped_column(default=False)  # no baseline for later days any more
+
+
 # --- device time: counters in ticks, which only grow (see `ledger/contract.py`) ---------------
 def _ticks() -> Any:
     return mapped_column(BigInteger, default=0)
