@@ -38,7 +38,7 @@ from specbatch.schemas.audit import (
     PublishedManifest,
 )
 from specbatch.schemas.backlog import Backlog
-from specbatch.schemas.figures import StoreFigures
+from specbatch.schemas.figures import SlowFalls, StoreFigures
 from specbatch.schemas.fingerprint import Models
 from specbatch.schemas.job_figures import GroupFigures, RowFigures
 from specbatch.schemas.job_progress import JobProgress
@@ -447,6 +447,9 @@ class Store(Protocol):
     def acceptance_days(self, tenant: str, job_name: str) -> list[AcceptanceDay]:
         """The same for each day that is kept, by (proposer, tag, day). A proposer's confidence
         buckets are one."""
+
+    def slow_falls(self) -> SlowFalls:
+        """The test of `policy/slow_fall.py` of jobs that ran lately. For every few minutes."""
 
     def supersede_acceptance(self, tenant: str, job_name: str) -> int:
         """Accept the acceptance of today and later as the baseline of jobs of this name.

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from sqlalchemy import (
     BigInteger,
     Connection,
     Double,
+    and_,
     bindparam,
     case,
     cast,
     delete,
+    func,
     insert,
     literal,
     select,
@@ -22,7 +25,9 @@ from sqlalchemy import (
 from specbatch.pipeline.ledger import rules
 from specbatch.pipeline.ledger.sql.reading import BY_ROW
 from specbatch.pipeline.ledger.sql.transactions import Now, Transactions, upsert
+from specbatch.pipeline.policy.slow_fall import BLOCK_DAYS, BLOCKS, by_series, slow_fall
 from specbatch.schemas import mapper
+from specbatch.schemas.figures import SlowFalls
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.speculation import (
     VOCABULARY,
@@ -181,6 +186,46 @@ def acceptance_days(conn: Connection, tenant: str, job_name: str) -> list[Accept
         .order_by(*(getattr(AcceptanceDayRow, name) for name in _KEY), AcceptanceDayRow.day)
     )
     return [mapper.acceptance_day(row) for row in rows]
+
+
+_ACTIVE_DAYS = 3  # within which a job ran whose falls matter
+_TESTED_DAYS = (BLOCKS + 1) * BLOCK_DAYS + _ACTIVE_DAYS
+_MOST_SERIES = 200  # that are tested: those with the most tokens
+
+
+def slow_falls(conn: Connection, now: Now) -> SlowFalls:
+    today = int(conn.execute(select(_day(now))).scalar_one())
+    key = [getattr(AcceptanceDayRow, name) for name in _KEY]
+    active = (
+        select(*key)
+        .where(AcceptanceDayRow.day > today - _ACTIVE_DAYS)
+        .group_by(*key)
+        .order_by(func.sum(AcceptanceDayRow.tested).desc(), *key)
+        .limit(_MOST_SERIES)
+        .subquery()
+    )
+    query = (
+        select(*AcceptanceDayRow.__table__.c)
+        .join(active, and_(*(column == active.c[column.key] for column in key)))
+        .where(AcceptanceDayRow.day > today - _TESTED_DAYS)
+        .order_by(*key, AcceptanceDayRow.day)
+    )
+    private = _private_names(conn, (today - _TESTED_DAYS) * 86_400.0)
+    found: dict[tuple[str | None, str], bool] = {}
+    for job, rows in groupby(conn.execute(query), key=lambda row: (row.tenant, row.job_name)):
+        name = None if job in private else job[1]
+        for (proposer, *_), days in by_series(map(mapper.acceptance_day, rows)).items():
+            if (fall := slow_fall(days)) is not None:
+                found[name, proposer] = fall.falls or found.get((name, proposer), False)
+    return found
+
+
+def _private_names(conn: Connection, since: float) -> set[tuple[str, str]]:
+    """(tenant, name) of newer jobs of which no texts are kept."""
+    query = select(Job.tenant, Job.name).where(
+        Job.created_at >= since, Job.privacy == PrivacyMode.HASH_ONLY.value
+    )
+    return {(job.tenant, job.name) for job in conn.execute(query.distinct())}
 
 
 def supersede_acceptance(conn: Connection, now: Now, tenant: str, job_name: str) -> int:
