@@ -4,8 +4,8 @@ A one-sided CUSUM (E. S. Page, Continuous Inspection Schemes, Biometrika 41, 195
 much the nights of the newest three weeks are below a reference, in deviations of one night and less
 an allowance. The reference is the best of the four blocks of three weeks before them: a better
 proposer raises it, and a new level that stays becomes the reference after twelve weeks. Whole weeks
-hold as many weekends as each other. How far nights differ is taken from the nights, as they differ
-by more than chance; so is the pattern of the week, which counts as such a difference.
+hold as many weekends as each other. How far nights differ is taken from the nights themselves, as
+they differ by more than chance, and so is what is usual on each weekday.
 """
 
 from __future__ import annotations
