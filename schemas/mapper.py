@@ -209,7 +209,14 @@ def decision(row: Any) -> Decision:
 
 
 def acceptance_count(row: Any) -> AcceptanceCount:
-    return AcceptanceCount(row.proposer, row.tag or None, row.agreed, row.tested)
+    return AcceptanceCount(
+        row.proposer,
+        row.tag or None,
+        row.agreed,
+        row.tested,
+        row.fingerprint,
+        row.learned_at,
+    )
 
 
 def acceptance_day(row: Any) -> AcceptanceDay:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 ALL_PROPOSERS = "*"
@@ -43,6 +43,8 @@ class AcceptanceCount:
     tag: str | None  # of the rows
     agreed: float
     tested: float
+    fingerprint: str = ""  # of the model that drafted; empty: no model did, or it is not known
+    learned_at: float = field(default=0.0, compare=False)  # by the store's clock; 0: not kept yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ class AcceptanceDay:
     agreed: float
     tested: float
     superseded: bool = False  # an operator accepted what came later as the new baseline
+    fingerprint: str = ""  # of the model that drafted; empty: no model did, or it is not known
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,7 @@ RIGHTS: Mapping[str, Rights] = {
                 *("accepted", "verifier_passes", "cost_usd"),
             ),
             "machine_knowledge": ("state", "updated_at"),
-            "acceptance_priors": ("agreed", "tested"),
+            "acceptance_priors": ("agreed", "tested", "learned_at"),
             "acceptance_days": ("agreed", "tested"),
             "tenants": ("weight", "served", "started"),
             "worker_sessions": (

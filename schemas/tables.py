@@ -292,9 +292,11 @@ class AcceptancePrior(Base):
     tenant: Mapped[str] = mapped_column(primary_key=True)
     job_name: Mapped[str] = mapped_column(primary_key=True)
     proposer: Mapped[str] = mapped_column(primary_key=True)
+    fingerprint: Mapped[str] = mapped_column(primary_key=True)  # of its model; '': it has none
     tag: Mapped[str] = mapped_column(AnyText, primary_key=True)  # of the rows; '': without one
     agreed: Mapped[float]
     tested: Mapped[float]
+    learned_at: Mapped[float]  # when it was added to last
 
 
 class AcceptanceDay(Base):
@@ -305,6 +307,7 @@ class AcceptanceDay(Base):
     tenant: Mapped[str] = mapped_column(primary_key=True)
     job_name: Mapped[str] = mapped_column(primary_key=True)
     proposer: Mapped[str] = mapped_column(primary_key=True)  # all confidence buckets of it
+    fingerprint: Mapped[str] = mapped_column(primary_key=True)  # of its model; '': it has none
     tag: Mapped[str] = mapped_column(AnyText, primary_key=True)  # of the rows; '': without one
     day: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, index=True)  # UTC
     agreed: Mapped[float]

@@ -14,6 +14,7 @@ from specbatch.jobs.cli.console import say, say_json, show_whole
 from specbatch.jobs.cli.stores import found_settings
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.policy.slow_fall import THRESHOLD, SlowFall, by_series, slow_fall
+from specbatch.schemas.fingerprint import shown
 from specbatch.schemas.speculation import AcceptanceDay
 
 _DAY_SEC = 86_400.0
@@ -63,14 +64,14 @@ def _table(told: list[tuple[list[AcceptanceDay], SlowFall | None]]) -> Table:
                 else (f"{fall.reference:.1%}", f"{rate / fall.reference:.0%}")
             )
             table.add_row(
-                *(one.proposer, one.tag or _NO_TAG, _date(one.day)),
+                *(_who(one), one.tag or _NO_TAG, _date(one.day)),
                 *(f"{one.tested:,.0f}", f"{rate:.1%}", *figures),
             )
     return table
 
 
 def _sentence(newest: AcceptanceDay, fall: SlowFall | None) -> str:
-    of = f"{newest.proposer}, {newest.tag or _NO_TAG}"
+    of = f"{_who(newest)}, {newest.tag or _NO_TAG}"
     if fall is None:
         return f"{of}: no baseline yet, which takes ten nights that are three weeks old or older"
     nights = f"the nights from {_date(fall.first_day)} to {_date(fall.last_day)}"
@@ -79,9 +80,14 @@ def _sentence(newest: AcceptanceDay, fall: SlowFall | None) -> str:
     return f"{of}: {word} ({score}); the baseline is {nights}"
 
 
+def _who(day: AcceptanceDay) -> str:
+    return f"{day.proposer} {shown(day.fingerprint)}".rstrip()
+
+
 def _as_json(days: list[AcceptanceDay], fall: SlowFall | None) -> dict[str, Any]:
     return {
         "proposer": days[-1].proposer,
+        "fingerprint": days[-1].fingerprint,
         "tag": days[-1].tag,
         "nights": [
             {

@@ -10,7 +10,7 @@ from specbatch.migrations.shared import on_postgres
 from specbatch.schemas.sql_roles import granting
 
 revision = "0019"
-down_revision = "0017"
+down_revision = "0018"
 
 
 def upgrade() -> None:
@@ -19,13 +19,15 @@ def upgrade() -> None:
         sa.Column("tenant", sa.Text(), nullable=False),
         sa.Column("job_name", sa.Text(), nullable=False),
         sa.Column("proposer", sa.Text(), nullable=False),
+        sa.Column("fingerprint", sa.Text(), nullable=False),
         sa.Column("tag", sa.Text(), nullable=False),
         sa.Column("day", sa.Integer(), nullable=False, autoincrement=False),
         sa.Column("agreed", sa.Double(), nullable=False),
         sa.Column("tested", sa.Double(), nullable=False),
         sa.Column("superseded", sa.Boolean(), nullable=False),
         sa.PrimaryKeyConstraint(
-            "tenant", "job_name", "proposer", "tag", "day", name="pk_acceptance_days"
+            *("tenant", "job_name", "proposer", "fingerprint", "tag", "day"),
+            name="pk_acceptance_days",
         ),
     )
     op.create_index("ix_acceptance_days_day", "acceptance_days", ["day"])

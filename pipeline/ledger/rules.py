@@ -332,9 +332,9 @@ def is_whole(token_ids: Sequence[int]) -> bool:
     return NOT_KEPT not in token_ids
 
 
-def prior_key(count: AcceptanceCount) -> tuple[str, str]:
+def prior_key(count: AcceptanceCount) -> tuple[str, str, str]:
     """The key of a prior within its tenant and job name. No tag is the empty one."""
-    return count.proposer, count.tag or ""
+    return count.proposer, count.fingerprint, count.tag or ""
 
 
 def by_proposer(counts: Iterable[AcceptanceCount]) -> list[AcceptanceCount]:

@@ -6,7 +6,7 @@ A decision is recorded when it is new: a job that continues as before adds nothi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from specbatch.pipeline.policy import tuning
@@ -14,6 +14,7 @@ from specbatch.pipeline.policy.acceptance import Acceptance, Track, Tracks, labe
 from specbatch.pipeline.policy.costs.controls import NOTHING_MEASURED, Measured
 from specbatch.schemas.speculation import (
     ALL_PROPOSERS,
+    PRE_GENERATED,
     AcceptanceCount,
     Decision,
     DecisionAction,
@@ -95,6 +96,7 @@ class _Height:
 
 @dataclass(slots=True)
 class _Job:
+    primed: set[str] = field(default_factory=set)  # proposers
     breakers: dict[str, Breaker] = field(default_factory=dict)  # by proposer
     heights: dict[tuple[str, str | None], _Height] = field(default_factory=dict)  # proposer, tag
     collapsed: dict[str, bool] = field(default_factory=dict)  # by proposer: far below its best
@@ -115,6 +117,7 @@ class DecisionLog:
     on_decision: Callable[[str, str, bool], None] = lambda *_: None
     # Hears job, proposer, and whether its acceptance is far below its best from now on.
     on_collapse: Callable[[str, str, bool], None] = lambda *_: None
+    fingerprints: Mapping[str, str] = field(default_factory=dict)  # of models, by proposer
     tracks: Tracks = field(init=False)
     _jobs: dict[str, _Job] = field(default_factory=dict)  # the one used last comes last
 
@@ -125,16 +128,21 @@ class DecisionLog:
         return self.tracks.track(label_of(proposer, bucket), job, tag)
 
     def prime(self, job: str, counts: Iterable[AcceptanceCount]) -> None:
-        """What earlier jobs of the same name found."""
-        is_known = job in self._jobs
-        self._job(job)
-        if is_known:
-            return
+        """What earlier jobs of the same name found, proposer by proposer, once each.
+
+        What was found with another model under a proposer's name says nothing of this one. Who
+        wrote blocks ahead is for the caller to compare.
+        """
+        primed = self._job(job).primed
         proposers = set()
         for count in counts:
-            self.tracks.prime(job, count.proposer, count.tag, count.agreed, count.tested)
-            proposers.add(proposer_of(count.proposer))
+            proposer = proposer_of(count.proposer)
+            ours = self.fingerprints.get(proposer, count.fingerprint)
+            if proposer not in primed and (proposer == PRE_GENERATED or count.fingerprint == ours):
+                self.tracks.prime(job, count.proposer, count.tag, count.agreed, count.tested)
+                proposers.add(proposer)
         for proposer in proposers:
+            primed.add(proposer)
             self._compare(job, proposer)
 
     # --- may a proposer be asked? ---------------------------------------------------------------
@@ -250,13 +258,13 @@ class DecisionLog:
             return Lessons()
         of = self._job(job)
         decisions, of.decisions = tuple(of.decisions), []
-        counts = self.tracks.counts(job)
-        return Lessons(
-            tuple(
-                AcceptanceCount(label, tag, agreed, tested) for label, tag, agreed, tested in counts
-            ),
-            decisions,
+        counts = tuple(
+            AcceptanceCount(
+                label, tag, agreed, tested, self.fingerprints.get(proposer_of(label), "")
+            )
+            for label, tag, agreed, tested in self.tracks.counts(job)
         )
+        return Lessons(counts, decisions)
 
     def forget(self, job: str) -> None:
         """Drop all that is known of a job; whatever was off in it is reported as on again."""

@@ -46,14 +46,14 @@ class SlowFall:
         return self.score > THRESHOLD
 
 
-Series = dict[tuple[str, str | None], list[AcceptanceDay]]
+Series = dict[tuple[str, str, str | None], list[AcceptanceDay]]
 
 
 def by_series(days: Iterable[AcceptanceDay]) -> Series:
-    """Days by proposer and tag, each in the given order."""
+    """Days by proposer, its model's fingerprint and tag, each in the given order."""
     found: Series = {}
     for day in days:
-        found.setdefault((day.proposer, day.tag), []).append(day)
+        found.setdefault((day.proposer, day.fingerprint, day.tag), []).append(day)
     return found
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 
 from specbatch.pipeline.engines.exact.proposers.history import History
 from specbatch.pipeline.engines.models.draft_names import DRAFT_MODEL
@@ -21,6 +21,7 @@ from specbatch.pipeline.policy.tuning import (
     USUAL_DRAFT_PRICE,
 )
 from specbatch.pipeline.runtime.last_used import LastUsed
+from specbatch.pipeline.storage.artefacts import DraftBlock
 from specbatch.pipeline.storage.history_files import HISTORY, delete_reported, name_of
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.pipeline.storage.workspace import put_own, read_own
@@ -79,6 +80,8 @@ class Drafting:
         self._objects = objects
         self._histories: LastUsed[str, _Slot] = LastUsed(_JOBS_KEPT)
         self._priors: LastUsed[str, tuple[AcceptanceCount, ...]] = LastUsed(_MOST_NOTED)
+        # Fingerprints of the models that wrote the jobs' newest blocks.
+        self._writers: LastUsed[str, str] = LastUsed(_MOST_NOTED)
         self._draft_usd: dict[str, float] = {}  # of a drafted token, by proposer
         self._not_worth: LastUsed[str, bool] = LastUsed(_MOST_NOTED)  # jobs where that was noted
 
@@ -146,8 +149,18 @@ class Drafting:
         except (SpecbatchError, TypeError) as error:
             log.warning("could not delete the history of job %s: %s", job.job_id, _words(error))
 
-    def priors(self, job: JobRow) -> Sequence[AcceptanceCount]:
-        """How drafts fared in earlier jobs of the name; read once per job."""
+    def priors(self, job: JobRow, blocks: Iterable[DraftBlock] = ()) -> list[AcceptanceCount]:
+        """How drafts fared in earlier jobs of the name; read once per job.
+
+        Of blocks written ahead: how those of the model fared that wrote these.
+        """
+        writers = {block.proposer for block in blocks}
+        if writers:
+            self._writers.drop(job.job_id)
+            self._writers.get(job.job_id, lambda: max(writers))
+        return [c for c in self._all_priors(job) if not _is_block(c) or c.fingerprint in writers]
+
+    def _all_priors(self, job: JobRow) -> Sequence[AcceptanceCount]:
         return self._priors.get(job.job_id, lambda: self._read_priors(job))
 
     def _read_priors(self, job: JobRow) -> tuple[AcceptanceCount, ...]:
@@ -178,14 +191,18 @@ class Drafting:
 
     def _is_worth_it(self, job: JobRow) -> bool:
         """Whether blocks were worth making in earlier jobs of the name."""
-        counts = self.priors(job)
+        counts = self._all_priors(job)
         local = any(proposer_of(c.proposer).startswith(DRAFT_MODEL) for c in counts)
-        acceptance, tested = _of_blocks(counts)
+        newest = max(filter(_is_block, counts), key=lambda c: c.learned_at, default=None)
+        acceptance, tested = _of_blocks(counts, "" if newest is None else newest.fingerprint)
         judged = tested >= BLOCK_TESTS
         return judged and not local and block_length(acceptance, tested, PILOT_TOKENS) > 0
 
-    def length(self, job: JobRow, spec: JobSpec) -> int:
-        """Tokens to write ahead for the job's next group; 0: none are worth it."""
+    def length(self, job: JobRow, spec: JobSpec, proposer: str = "") -> int:
+        """Tokens to write ahead for the job's next group; 0: none are worth it.
+
+        `proposer`: fingerprint of the model that would write.
+        """
         if spec.speculation.pregenerate_tokens != "auto":
             return spec.speculation.pregenerate_tokens
         try:
@@ -200,7 +217,7 @@ class Drafting:
             return PILOT_TOKENS
         most = min(spec.sampling.max_tokens, MOST_AHEAD)
         price = _price(progress, self._draft_usd.get(job.proposer or ""))
-        acceptance, tested = _of_blocks(counts)
+        acceptance, tested = _of_blocks(counts, proposer)
         length = block_length(acceptance, tested, most, price)
         if not length:
             self._note_not_worth(
@@ -232,7 +249,11 @@ class Drafting:
             if lessons.decisions:
                 self._store.note_decisions(job.job_id, lessons.decisions)
             if lessons.counts:
-                self._store.learn_acceptance(job.tenant, job.name, lessons.counts)
+                writer = self._writers.find(job.job_id) or ""
+                counts = [
+                    replace(c, fingerprint=writer) if _is_block(c) else c for c in lessons.counts
+                ]
+                self._store.learn_acceptance(job.tenant, job.name, counts)
         except StoreError as error:
             log.warning("could not save draft statistics of job %s: %s", job.job_id, error)
 
@@ -251,9 +272,13 @@ def _price(progress: JobProgress, draft_usd_per_token: float | None) -> float | 
     return draft_usd_per_token * progress.completion_tokens / progress.cost_usd
 
 
-def _of_blocks(counts: Sequence[AcceptanceCount]) -> tuple[float, float]:
-    """(acceptance, tests) of pre-generated tokens, all tags together."""
-    of = [c for c in counts if proposer_of(c.proposer) == PRE_GENERATED]
+def _is_block(count: AcceptanceCount) -> bool:
+    return proposer_of(count.proposer) == PRE_GENERATED
+
+
+def _of_blocks(counts: Sequence[AcceptanceCount], proposer: str) -> tuple[float, float]:
+    """(acceptance, tests) of tokens that one model wrote ahead, all tags together."""
+    of = [c for c in counts if _is_block(c) and c.fingerprint == proposer]
     tested = sum(c.tested for c in of)
     return (sum(c.agreed for c in of) / tested if tested else 0.0), tested
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from specbatch.pipeline.engines.contract import Completion, Engines, Ticket
+from specbatch.pipeline.engines.models.fingerprint import fingerprint_of
 from specbatch.pipeline.stages import spans
 from specbatch.pipeline.stages.attempt import attempt_on_device, begin, claim_next
 from specbatch.pipeline.stages.context import StageContext
@@ -36,11 +37,13 @@ def propose(context: StageContext, job_id: str, index: int) -> None:
         rows = rows_of(context.objects, job, work.where)
         completions: list[Completion] = []
         artefact: Artefact | None = None
-        if length := context.drafting.length(job, spec):
+        model = host.serves().fingerprint  # as it was loaded, or is about to be
+        writer = fingerprint_of(model.digest, spec.engine.proposer_weights) if model else ""
+        if length := context.drafting.length(job, spec, writer):
             drafted = context.drafting.rows_ahead(job, spec, rows)
             tickets.append(_submit(context, host, job, spec, drafted, length))
             completions = tickets[0].wait()
-            blocks = blocks_of(completions, context.price_microusd)
+            blocks = blocks_of(completions, context.price_microusd, writer)
             artefact = context.put(job, "drafts", work.lease, write_drafts(blocks))
         held.check()
         spans.drafted(held.span, job, tickets, completions)

@@ -210,10 +210,14 @@ def with_text(
     return done
 
 
-def blocks_of(completions: Sequence[Completion], price_microusd: int) -> list[DraftBlock]:
-    """What was written ahead, of those that did not fail."""
+def blocks_of(
+    completions: Sequence[Completion], price_microusd: int, proposer: str = ""
+) -> list[DraftBlock]:
+    """What was written ahead, of those that did not fail. `proposer`: its model's fingerprint."""
     return [
-        DraftBlock(*row_and_sample(c.request_id), c.token_ids, c.ticks.total, price_microusd)
+        DraftBlock(
+            *row_and_sample(c.request_id), c.token_ids, c.ticks.total, price_microusd, proposer
+        )
         for c in completions
         if c.error is None
     ]

@@ -158,7 +158,8 @@ def _run_engine(context: StageContext, host: Engines, group: _Group) -> list[Les
     held, job, spec, tickets = group.held, group.job, group.spec, group.tickets
     by_row = _requests(context, host, group)
     requests = list(chain.from_iterable(by_row))
-    priors = context.drafting.priors(job) if spec.speculation.enabled else ()
+    blocks = group.drafts.values()
+    priors = context.drafting.priors(job, blocks) if spec.speculation.enabled else ()
 
     def split(keep: int) -> None:
         index = context.store.split_group(held.lease, keep)

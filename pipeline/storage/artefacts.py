@@ -26,6 +26,7 @@ from specbatch.schemas.records import (
 )
 
 _MEASURED = b"measured"  # beside the results
+_PROPOSER = b"proposer"  # beside the drafts, which are all its own
 _SEQUENCES = ("token_ids", "origins", "logprobs", "proposed_at_depth", "accepted_at_depth")
 
 
@@ -38,6 +39,7 @@ class DraftBlock:
     token_ids: tuple[int, ...]
     ticks: int = 0  # 100-ns units that the device took to make it …
     price_microusd: int = 0  # … and the price of an hour of it
+    proposer: str = ""  # fingerprint of the model that wrote it; empty: not known
 
 
 def write_prompts(rows: Sequence[PromptRow]) -> bytes:
@@ -72,6 +74,7 @@ def read_prompts(data: bytes) -> list[PromptRow]:
 
 
 def write_drafts(drafts: Sequence[DraftBlock]) -> bytes:
+    """All of them by one model."""
     reach(CrashPoint.DRAFT_WRITE)
     return _write(
         arrow.DRAFTS,
@@ -82,12 +85,14 @@ def write_drafts(drafts: Sequence[DraftBlock]) -> bytes:
             "ticks": [draft.ticks for draft in drafts],
             "price_microusd": [draft.price_microusd for draft in drafts],
         },
+        {_PROPOSER: drafts[0].proposer.encode()} if drafts else None,
     )
 
 
 def read_drafts(data: bytes) -> list[DraftBlock]:
+    proposer = (_beside(data, _PROPOSER) or b"").decode()
     return [
-        DraftBlock(**item | {"token_ids": tuple(item["token_ids"])})
+        DraftBlock(**item | {"token_ids": tuple(item["token_ids"]), "proposer": proposer})
         for item in _read(arrow.DRAFTS, data)
     ]
 
@@ -105,7 +110,8 @@ def write_results(
     columns["recheck"] = [_recheck(record.recheck) for record in records]
     columns["origins"] = [[int(origin) for origin in record.origins] for record in records]
     columns["top_logprobs"] = [_structs(record.top_logprobs) for record in records]
-    return _write(arrow.RESULTS, columns, dict(measured or {}))
+    beside = {_MEASURED: orjson.dumps(dict(measured))} if measured else None
+    return _write(arrow.RESULTS, columns, beside)
 
 
 def read_results(data: bytes) -> list[CompletionRecord]:
@@ -128,9 +134,7 @@ def read_results(data: bytes) -> list[CompletionRecord]:
 
 def read_measured(data: bytes) -> dict[str, float]:
     """The `measured` of `write_results`; empty in files of earlier versions."""
-    with _opened(data) as reader:
-        beside = reader.get_batch_with_custom_metadata(0).custom_metadata
-    found = None if beside is None else beside.get(_MEASURED)
+    found = _beside(data, _MEASURED)
     return {} if found is None else {name: float(n) for name, n in orjson.loads(found).items()}
 
 
@@ -151,15 +155,14 @@ def _pairs(structs: Iterable[Mapping[str, Any]] | None) -> tuple[TopLogprobs, ..
 
 
 def _write(
-    schema: pa.Schema, columns: Mapping[str, list[Any]], measured: Mapping[str, float] | None = None
+    schema: pa.Schema, columns: Mapping[str, list[Any]], beside: Mapping[bytes, bytes] | None = None
 ) -> bytes:
+    """`beside` goes with the batch, not into the schema: older versions can read the file."""
     arrays = [pa.array(columns[field.name], type=field.type) for field in schema]
     sink = pa.BufferOutputStream()
     # One thread, because the order of compressed buffers must not depend on the machine.
     options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
     with pa.ipc.new_file(sink, schema, options=options) as writer:
-        # Beside the batch, not in the schema, so that older versions can read the file.
-        beside = {_MEASURED: orjson.dumps(measured)} if measured else None
         writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema), beside)
     return bytes(sink.getvalue())
 
@@ -179,6 +182,12 @@ def _read(schema: pa.Schema, data: bytes, later: Sequence[str] = ()) -> Iterable
         )
     rows: list[dict[str, Any]] = table.to_pylist()
     return rows
+
+
+def _beside(data: bytes, name: bytes) -> bytes | None:
+    with _opened(data) as reader:
+        found = reader.get_batch_with_custom_metadata(0).custom_metadata
+    return None if found is None else found.get(name)
 
 
 @contextmanager

@@ -105,7 +105,7 @@ def test_a_store_that_is_away_costs_the_history_and_not_the_job(
     job = store.get_job(JOB)
     assert job.report == {"vocabulary": "words"}, "later jobs may draft from it all the same"
     assert drafting.history(job) is None
-    assert drafting.priors(job) == ()
+    assert drafting.priors(job) == []
     drafting.learn(job, Lessons((AcceptanceCount("ngram", None, 1, 2),)))
     assert "could not save draft statistics" in caplog.text
 
@@ -223,7 +223,7 @@ def test_jobs_do_not_wait_for_each_other_s_history_and_read_theirs_once(
         thread.start()
     assert objects.begun.wait(WAIT_SEC)
     assert drafting.history(jobs["job-fast"]) is not None
-    assert drafting.priors(jobs["job-slow"]) == ()
+    assert drafting.priors(jobs["job-slow"]) == []
     assert found == []
     objects.let.set()
     for thread in threads:

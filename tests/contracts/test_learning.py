@@ -25,6 +25,7 @@ from ledger.builders import (
 
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.rules import MOST_TESTED
+from specbatch.pipeline.policy.slow_fall import by_series
 from specbatch.schemas.errors import FencedError, StoreError
 from specbatch.schemas.records import FinishReason, JobState, Lease, Stage
 from specbatch.schemas.speculation import (
@@ -133,6 +134,15 @@ def count(
     return AcceptanceCount(proposer, tag, agreed, tested)
 
 
+def test_each_model_has_a_record_of_its_own(store: Store) -> None:
+    old, new = (AcceptanceCount("draft-model", "news", 1.0, 2.0, of) for of in ("old", "new"))
+    store.learn_acceptance("default", "nightly", [old, new])
+    store.learn_acceptance("default", "nightly", [new])
+    found = store.acceptance("default", "nightly")
+    assert found == [replace(new, agreed=2.0, tested=4.0), old]
+    assert found[0].learned_at >= found[1].learned_at > 0.0
+
+
 def test_counts_are_added_per_proposer_and_tag(store: Store) -> None:
     assert store.acceptance("default", "nightly") == []
     store.learn_acceptance("default", "nightly", [count(3, 10), count(1, 4, tag="news\x00")])
@@ -206,6 +216,13 @@ def test_days_keep_every_count_of_a_proposers_buckets_and_tags(store: Store, clo
         AcceptanceDay("ngram", "news\x00", today, 1, 4),
     ]
     assert store.acceptance_days("other", "nightly") == []
+
+
+def test_another_model_under_the_same_name_has_days_of_its_own(store: Store) -> None:
+    counts = [replace(count(1, 2, "draft-model"), fingerprint=name) for name in ("new", "old")]
+    store.learn_acceptance("default", "nightly", counts)
+    found = by_series(store.acceptance_days("default", "nightly"))
+    assert list(found) == [("draft-model", "new", None), ("draft-model", "old", None)]
 
 
 def test_days_begin_at_midnight_utc(store: Store, clock: Clock) -> None:

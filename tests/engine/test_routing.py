@@ -286,3 +286,17 @@ def test_the_host_makes_a_proposer_of_every_draft_model(tiny_pair: TinyPair) -> 
     assert set(engine.knowledge.draft_times) == {A, "draft-model@verifier"}
     pins = pair.tag_models(SpeculationSpec(routes=(("de", "verifier"), ("en", "draft"))))
     assert pins == {"de": "draft-model@verifier", "en": A}
+
+
+def test_what_is_learned_of_a_draft_model_is_learned_of_its_files(tiny_pair: TinyPair) -> None:
+    verifier, draft = (inspect_model(str(path)) for path in (tiny_pair.verifier, tiny_pair.draft))
+    for draft_model in (draft, verifier):  # the verifier's copy drafts under the same name
+        engine = EngineHost(verifier, draft_model, 4, 64, 8 << 20).make_engine(
+            EngineSpec(dtype="float32")
+        )
+        params = SamplingParams(max_tokens=24, ignore_eos=True)
+        engine.add(Request("a/0", (5, 6, 7), params, seed=1, route=Cohort("a")))
+        while not engine.idle:
+            engine.step()
+        learned = {c.proposer: c.fingerprint for c in engine.lessons("a").counts}
+        assert learned[A] == draft_model.fingerprint.digest

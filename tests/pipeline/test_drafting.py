@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.stages.drafting import Drafting, uses_history
 from specbatch.pipeline.stages.requests import cap_of
+from specbatch.pipeline.storage.artefacts import DraftBlock
 from specbatch.pipeline.storage.history_files import HISTORY
 from specbatch.pipeline.storage.objects import Objects, local_path
 from specbatch.schemas.errors import StoreError
@@ -39,6 +41,7 @@ from specbatch.schemas.speculation import (
 from support.databases import new_database
 
 TONIGHT = "jobtonight"
+BLOCKS = (DraftBlock(0, 0, (1, 2)),)  # by nobody known
 COUNTS = (AcceptanceCount("block", None, 30.0, 40.0), AcceptanceCount("ngram:2", "x", 1.0, 4.0))
 DECISION = Decision(5.0, DecisionAction.OFF, "*", "dear")
 
@@ -245,19 +248,19 @@ def test_lessons_are_the_next_nights_priors_and_the_jobs_decisions(store: Counti
         _job(store, "jobstranger", tenant="other"),
     )
     drafting = Drafting(store, Objects())
-    assert list(drafting.priors(tomorrow)) == list(COUNTS)
-    assert list(drafting.priors(other)) == []
-    assert list(drafting.priors(stranger)) == []
+    assert drafting.priors(tomorrow, BLOCKS) == list(COUNTS)
+    assert drafting.priors(other, BLOCKS) == []
+    assert drafting.priors(stranger, BLOCKS) == []
 
 
 def test_priors_are_read_once_per_job_and_stay_what_they_were(store: Counting) -> None:
     job = _job(store)
     drafting = Drafting(store, Objects())
-    before = drafting.priors(job)
+    before = drafting.priors(job, BLOCKS)
     drafting.learn(job, Lessons(COUNTS))
-    assert drafting.priors(job) == before == ()
+    assert drafting.priors(job, BLOCKS) == before == []
     assert store.priors_read == 1
-    assert list(Drafting(store, Objects()).priors(job)) == list(COUNTS)
+    assert Drafting(store, Objects()).priors(job, BLOCKS) == list(COUNTS)
 
 
 def test_priors_that_cannot_be_read_are_none(
@@ -266,9 +269,9 @@ def test_priors_that_cannot_be_read_are_none(
     job, drafting = _job(store), Drafting(store, Objects())
     store.away.add("acceptance")
     with caplog.at_level(logging.WARNING):
-        assert drafting.priors(job) == ()
+        assert drafting.priors(job) == []
     assert "begins without priors: acceptance: the database is away" in caplog.text
-    assert drafting.priors(job) == ()
+    assert drafting.priors(job) == []
     assert store.priors_read == 1
 
 
@@ -281,6 +284,30 @@ def test_lessons_that_cannot_be_written_are_only_logged(
     with caplog.at_level(logging.WARNING):
         Drafting(store, Objects()).learn(job, Lessons(COUNTS, (DECISION,)))
     assert f"could not save draft statistics of job {JOB}: {away}" in caplog.text
+
+
+def test_what_is_learned_of_blocks_is_learned_of_the_model_that_wrote_them(store: Counting) -> None:
+    old, new = (DraftBlock(0, 0, (1, 2), proposer=of) for of in ("old", "new"))
+    tonight, drafting = _job(store), Drafting(store, Objects())
+    drafting.priors(tonight, [old])
+    drafting.learn(tonight, Lessons(COUNTS))
+    tomorrow, drafting = _job(store, "jobtomorrow"), Drafting(store, Objects())
+    of_blocks, of_others = COUNTS
+    assert drafting.priors(tomorrow) == [of_others], "who will write blocks is not known"
+    assert drafting.priors(tomorrow, [new]) == [of_others]
+    assert drafting.priors(tomorrow, [old]) == [replace(of_blocks, fingerprint="old"), of_others]
+    drafting.learn(tomorrow, Lessons((of_blocks,)))
+    assert [c.fingerprint for c in store.acceptance("default", tonight.name)] == ["old", ""]
+
+
+def test_a_new_model_is_tried_where_blocks_of_the_old_one_were_not_worth_it(
+    store: Counting,
+) -> None:
+    job, spec, drafting = _job(store), spec_of(), Drafting(store, Objects())
+    useless = AcceptanceCount("block", None, 5.0, 500.0, "old")
+    store.learn_acceptance(job.tenant, job.name, [useless])
+    assert drafting.length(job, spec, "old") == 0
+    assert drafting.length(job, spec, "new") > 0
 
 
 def test_nothing_learned_is_nothing_written(store: Counting) -> None:

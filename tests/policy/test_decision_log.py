@@ -289,6 +289,25 @@ def test_priors_are_taken_before_the_first_sight_of_a_job_and_never_again() -> N
     assert decision_log.lessons("a") == Lessons(), "what was read is not new"
 
 
+def test_another_models_record_under_the_same_name_is_no_prior() -> None:
+    decision_log = new_journal()
+    decision_log.fingerprints = {"draft-model": "new", "ngram": ""}
+    decision_log.prime(
+        "a",
+        [
+            AcceptanceCount("draft-model:2", None, 9.0, 90.0, "old"),
+            AcceptanceCount("draft-model", None, 8.0, 80.0),
+            AcceptanceCount("ngram", None, 7.0, 70.0),
+        ],
+    )
+    assert decision_log.tracks.rate_of("draft-model", "a") == (0.0, 0.0)
+    assert decision_log.tracks.rate_of("ngram", "a")[1] == 70.0
+    decision_log.prime("a", [AcceptanceCount("draft-model:2", None, 6.0, 60.0, "new")])
+    assert decision_log.tracks.rate_of("draft-model", "a")[1] == 60.0
+    learn(decision_log, "a", "draft-model", 3, 5)
+    assert decision_log.lessons("a").counts == (AcceptanceCount("draft-model", None, 3, 5, "new"),)
+
+
 def test_a_jobs_decisions_are_bounded_and_what_was_first_is_kept() -> None:
     decision_log = new_journal()
     decision_log.prime("a", [])

@@ -43,7 +43,7 @@ from specbatch.pipeline.engines.exact.recheck import Rechecker
 from specbatch.pipeline.engines.exact.service import EngineService
 from specbatch.pipeline.engines.exact.speculation.drift import EVERY_STEPS
 from specbatch.pipeline.engines.models.draft_names import DRAFT_MODEL, draft_names, pins_of
-from specbatch.pipeline.engines.models.fingerprint import unchanged
+from specbatch.pipeline.engines.models.fingerprint import fingerprint_of, unchanged
 from specbatch.pipeline.engines.models.model_folder import LoadedModels, check_pair, inspect_folder
 from specbatch.pipeline.policy.knowledge import Knowledge, KnowledgeKeeper
 from specbatch.schemas.errors import (
@@ -240,7 +240,10 @@ class EngineHost:
             name, draft_model = loaded.pop(0)
             drafting = self._runner(draft_model, shares.pop(0))
             pass_time = knowledge.draft_time_of(name)
-            proposers.append(DraftModelProposer(drafting, pass_time=pass_time, name=name))
+            fingerprint = fingerprint_of(
+                draft_model.folder.fingerprint.digest, spec.proposer_weights
+            )
+            proposers.append(DraftModelProposer(drafting, pass_time, name, fingerprint))
             models.append(drafting.memory(MAX_PASS_TOKENS, self._max_sequences))
         verifying = self._runner(verifier, share, self._spread(spec))
         if verifying.shortage is not None:  # that of a draft model costs drafts only

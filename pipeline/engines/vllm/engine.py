@@ -73,12 +73,13 @@ class VllmEngine:
         recheck_one_in: int = ONE_IN,
         max_depth: int = tuning.MAX_DEPTH,
         own_speculation: str | None = None,
+        own_fingerprint: str = "",
     ) -> None:
         """`make_core(drafted)` makes a core with speculation or without, once it is needed.
         `judge` says what speculation in a core is good for. `recheck_one_in`: of so many outputs
         one is rechecked; 0: none. `max_depth`: draft tokens that a core has room for per sequence.
-        `own_speculation`: the method by which such a core drafts itself. Only one thread may use
-        it."""
+        `own_speculation`: the method by which such a core drafts itself, `own_fingerprint` that of
+        its head or draft model. Only one thread may use it."""
         self._make_core = make_core
         self._judge = judge
         self._verdict: Verdict | None = None  # until a core with speculation was tried
@@ -90,7 +91,7 @@ class VllmEngine:
         proposers: list[Proposer] = [self._block, HistoryProposer(vocab_size), NgramProposer()]
         self._drafts_itself = own_speculation is not None
         if own_speculation is not None:
-            proposers.append(CoreProposer(own_speculation, self._own_draft))
+            proposers.append(CoreProposer(own_speculation, self._own_draft, own_fingerprint))
         self.stats = EngineStats()
         self._speculator = Speculator(
             [GuardedProposer(p, self._count_failure, self._on_open) for p in proposers],

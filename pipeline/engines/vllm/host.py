@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from specbatch.pipeline.engines.exact.model.loader import choose_dtype
 from specbatch.pipeline.engines.exact.observing import Observer
 from specbatch.pipeline.engines.exact.recheck import ONE_IN
 from specbatch.pipeline.engines.exact.service import EngineService, made
-from specbatch.pipeline.engines.models.fingerprint import unchanged
+from specbatch.pipeline.engines.models.fingerprint import snapshot_of, unchanged
 from specbatch.pipeline.engines.models.model_folder import LoadedModels
 from specbatch.pipeline.engines.vllm.core import Core, CoreOptions, check_options, vllm_version
 from specbatch.pipeline.engines.vllm.engine import VllmEngine
@@ -36,6 +37,7 @@ from specbatch.schemas.errors import (
     RequestCancelledError,
     UsageError,
 )
+from specbatch.schemas.fingerprint import short_digest
 from specbatch.schemas.numeric_class import DTYPES, Serves, digested, engine_key
 from specbatch.schemas.spec import NO_DRAFT_MODEL, EngineSpec, SpeculationSpec
 
@@ -215,6 +217,7 @@ class VllmHost:
             recheck_one_in=ONE_IN if self._rechecks else 0,
             max_depth=options.max_depth,
             own_speculation=options.own_speculation.get("method"),
+            own_fingerprint=_fingerprint_of_own(options.own_speculation, folder),
         )
         return self._running.engine
 
@@ -321,3 +324,12 @@ def eos_ids_of(folder: ModelFolder) -> frozenset[int]:
         if found is not None:
             return frozenset([found] if isinstance(found, int) else found)
     return frozenset()
+
+
+def _fingerprint_of_own(speculation: Mapping[str, Any], verifier: ModelFolder) -> str:
+    """Of what vLLM's own speculation drafts with: its folder's, or else by name and verifier."""
+    ref = speculation.get("model")
+    if isinstance(ref, str) and Path(ref).is_dir():
+        return snapshot_of(ref, Path(ref)).fingerprint.digest
+    named = json.dumps([dict(speculation), verifier.fingerprint.digest], sort_keys=True)
+    return short_digest(named.encode())

@@ -19,9 +19,12 @@ from specbatch.pipeline.engines.models.draft_names import DRAFT_MODEL
 class CoreProposer(Proposer):
     """Offers what the core has drafted for a sequence."""
 
-    def __init__(self, method: str, drafted: Callable[[str], Seq[int]]) -> None:
+    def __init__(
+        self, method: str, drafted: Callable[[str], Seq[int]], fingerprint: str = ""
+    ) -> None:
         """`method` as vLLM calls it; `drafted` gives a request's draft tokens by its id."""
         self.name = f"{DRAFT_MODEL}@{method}"
+        self.fingerprint = fingerprint
         self._drafted = drafted
 
     def available(self, sequence: Sequence) -> int:

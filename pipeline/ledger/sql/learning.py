@@ -89,18 +89,17 @@ def learn_acceptance(
     tested = [c for c in counts if c.tested > 0]
     if tested:
         ordered = sorted(tested, key=rules.prior_key)
-        conn.execute(_learning(conn), [_learned_values(tenant, job_name, c) for c in ordered])
+        conn.execute(_learning(conn, now), [_learned_values(tenant, job_name, c) for c in ordered])
         of_day = sorted(rules.by_proposer(tested), key=rules.prior_key)
         conn.execute(_adding(conn, now), [_added_values(tenant, job_name, c) for c in of_day])
 
 
-_KEY = ("tenant", "job_name", "proposer", "tag")
+_KEY = ("tenant", "job_name", "proposer", "fingerprint", "tag")
 
 
 def _key_values(tenant: str, job_name: str, count: AcceptanceCount) -> dict[str, Any]:
     """Parameters for `_KEY`."""
-    proposer, tag = rules.prior_key(count)
-    values = (tenant, job_name, proposer, tag)
+    values = (tenant, job_name, *rules.prior_key(count))
     return {f"of_{name}": value for name, value in zip(_KEY, values, strict=True)}
 
 
@@ -120,7 +119,7 @@ def _more(name: str) -> Any:
     return bindparam(f"more_{name}", type_=Double)
 
 
-def _learning(conn: Connection) -> Any:
+def _learning(conn: Connection, now: Now) -> Any:
     """`rules.learned` in SQL, so that no addition is lost between reading and writing."""
     most = literal(rules.MOST_TESTED, Double)
     agreed_sum = AcceptancePrior.agreed + _more("agreed")
@@ -131,6 +130,7 @@ def _learning(conn: Connection) -> Any:
             **{name: bindparam(f"of_{name}") for name in _KEY},
             agreed=bindparam("first_agreed"),
             tested=bindparam("first_tested"),
+            learned_at=now,
         )
         .on_conflict_do_update(
             index_elements=_KEY,
@@ -139,6 +139,7 @@ def _learning(conn: Connection) -> Any:
                     (tested_sum > most, agreed_sum * most / tested_sum), else_=agreed_sum
                 ),
                 "tested": case((tested_sum > most, most), else_=tested_sum),
+                "learned_at": now,
             },
         )
     )

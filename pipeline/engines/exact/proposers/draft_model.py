@@ -46,8 +46,10 @@ class DraftModelProposer(Proposer):
         runner: ModelRunner,
         pass_time: LinearCost | None = None,
         name: str = DRAFT_MODEL,
+        fingerprint: str = "",
     ) -> None:
         self.name = name
+        self.fingerprint = fingerprint
         self._runner = runner
         self._sampler = choose_sampler(runner.device, runner.kernels)
         self.pass_time = pass_time or Knowledge().draft_time_of(self.name)

@@ -38,6 +38,7 @@ class GuardedProposer(Proposer):
     ) -> None:
         """`on_open` hears its name and a sentence."""
         self.name = proposer.name
+        self.fingerprint = proposer.fingerprint
         self.pass_time = proposer.pass_time
         self.has_draft_probs = proposer.has_draft_probs
         self._on_open = on_open

@@ -21,6 +21,9 @@ class Proposer(ABC):
     """
 
     name: str
+    # Of the model that drafts. What is learned of its drafts is learned of this model and of no
+    # other with its name. Empty: it has no model.
+    fingerprint: str = ""
     # Seconds of a call of its model, by (calls, passes, tokens fed); None: drafts are free.
     pass_time: LinearCost | None = None
     # Whether it has `draft_probs`, as ratio tests need. It then samples with its own noise for a

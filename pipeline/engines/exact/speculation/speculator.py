@@ -71,7 +71,10 @@ class Speculator:
         """`coin` gives numbers in [0, 1) by which control steps are drawn; None: at random."""
         self.proposers = tuple(proposers)
         self.knowledge = knowledge or Knowledge()
-        self.decision_log = DecisionLog(self.knowledge.acceptance)
+        self.decision_log = DecisionLog(
+            self.knowledge.acceptance,
+            fingerprints={proposer.name: proposer.fingerprint for proposer in self.proposers},
+        )
         self.steps = 0
         self._by_name = {proposer.name: proposer for proposer in self.proposers}
         for proposer in self.proposers:
