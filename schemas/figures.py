@@ -9,6 +9,9 @@ from specbatch.schemas.audit import Correctness
 from specbatch.schemas.backlog import Backlog
 
 NOT_AUDITED = Correctness()
+# By job name (None: of jobs of which no texts are kept) and proposer: whether its acceptance falls
+# slowly on rows of some tag.
+SlowFalls = Mapping[tuple[str | None, str], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,9 @@ class ScheduleRuns:
     last_success_at: float | None = None  # when one was submitted last, seconds since the epoch
     missed: int = 0  # lately
     failed: int = 0  # lately: their jobs ended as failed …
-    partial: int = 0  # … or with an output that lacks rows
+    partial: int = 0  # … or with an output that lacks rows …
+    late: int = 0  # … or were stopped by their deadline
+    duration_sec: float | None = None  # of the job that ended last, from its submission
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +46,6 @@ class StoreFigures:
     backlog: Backlog
     audited: Correctness = NOT_AUDITED  # lately
     schedules: Mapping[str, ScheduleRuns] = field(default_factory=dict)  # by name
+    at_risk: Mapping[str | None, int] = field(default_factory=dict)  # jobs that will miss their
+    # deadline, by name; None: of those of which no texts are kept
+    slow_falls: SlowFalls = field(default_factory=dict)  # added by who reads them, more seldom

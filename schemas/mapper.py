@@ -33,6 +33,7 @@ from specbatch.schemas.records import (
 )
 from specbatch.schemas.speculation import (
     AcceptanceCount,
+    AcceptanceDay,
     Decision,
     DecisionAction,
     PastOutput,
@@ -216,6 +217,10 @@ def acceptance_count(row: Any) -> AcceptanceCount:
         row.fingerprint,
         row.learned_at,
     )
+
+
+def acceptance_day(row: Any) -> AcceptanceDay:
+    return named(AcceptanceDay, row, tag=row.tag or None)
 
 
 def past_output(row: Any) -> PastOutput:

@@ -48,6 +48,19 @@ class AcceptanceCount:
 
 
 @dataclass(frozen=True, slots=True)
+class AcceptanceDay:
+    """What the jobs of one name found in one day, in UTC, of one proposer on rows of one tag."""
+
+    proposer: str
+    tag: str | None
+    day: int  # since the epoch
+    agreed: float
+    tested: float
+    superseded: bool = False  # an operator accepted what came later as the new baseline
+    fingerprint: str = ""  # of the model that drafted; empty: no model did, or it is not known
+
+
+@dataclass(frozen=True, slots=True)
 class PastOutput:
     """A prompt's completion in an earlier job of the same tenant."""
 

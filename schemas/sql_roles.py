@@ -35,6 +35,7 @@ TABLES = (
     "decisions",
     "machine_knowledge",
     "acceptance_priors",
+    "acceptance_days",
     "models",
     "deployments",
     "tenants",
@@ -75,9 +76,9 @@ RIGHTS: Mapping[str, Rights] = {
         inserts=(
             *("groups", "completions", "rejected_rows", "decisions", "machine_knowledge"),
             *("acceptance_priors", "tenants", "audit_log", "worker_sessions", "time_slices"),
-            *("worker_processes", "notifications"),
+            *("worker_processes", "notifications", "acceptance_days"),
         ),
-        deletes=("worker_processes",),  # of those that ended
+        deletes=("worker_processes", "acceptance_days"),  # of those that ended; of long ago
         columns={
             "jobs": (
                 *_OF_A_LEASE,
@@ -96,6 +97,7 @@ RIGHTS: Mapping[str, Rights] = {
             ),
             "machine_knowledge": ("state", "updated_at"),
             "acceptance_priors": ("agreed", "tested", "learned_at"),
+            "acceptance_days": ("agreed", "tested"),
             "tenants": ("weight", "served", "started"),
             "worker_sessions": (
                 *("beat_at", "ended_at", "seen_ticks", "idle_ticks", "overhead_ticks"),
@@ -137,6 +139,7 @@ RIGHTS: Mapping[str, Rights] = {
             ),
             "groups": (*_OF_A_LEASE, "cut_wanted"),
             "schedule_runs": ("state", "job_id", "noted_at", "reason"),
+            "acceptance_days": ("superseded",),
             "models": ("retired_at", "retired_by"),
             "deployments": ("ended_at", "ended_by"),
         },

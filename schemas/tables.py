@@ -299,6 +299,22 @@ class AcceptancePrior(Base):
     learned_at: Mapped[float]  # when it was added to last
 
 
+class AcceptanceDay(Base):
+    """The same of one day, nothing scaled down: what slow falls are found in."""
+
+    __tablename__ = "acceptance_days"
+
+    tenant: Mapped[str] = mapped_column(primary_key=True)
+    job_name: Mapped[str] = mapped_column(primary_key=True)
+    proposer: Mapped[str] = mapped_column(primary_key=True)  # all confidence buckets of it
+    fingerprint: Mapped[str] = mapped_column(primary_key=True)  # of its model; '': it has none
+    tag: Mapped[str] = mapped_column(AnyText, primary_key=True)  # of the rows; '': without one
+    day: Mapped[int] = mapped_column(primary_key=True, autoincrement=False, index=True)  # UTC
+    agreed: Mapped[float]
+    tested: Mapped[float]
+    superseded: Mapped[bool] = mapped_column(default=False)  # no baseline for later days any more
+
+
 # --- the model registry -----------------------------------------------------------------------
 class Model(Base):
     """One registered model. Rows are added and retired."""

@@ -26,6 +26,8 @@ SENTENCES = {
     "logs": "Print what workers logged about a job.",
     "cost": "Show where seconds and dollars went, what tokens and documents cost, and what was "
     "saved.",
+    "acceptance": "Show how many drafts a job's nights accepted, by proposer and tag, and what "
+    "falls slowly.",
     "report": "Write a job's report: one HTML file with its costs, figures, decisions and some "
     "outputs.",
     "cancel": "Ask a job to stop: finished rows are kept, the others left beside the output as a "

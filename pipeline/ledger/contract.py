@@ -38,7 +38,7 @@ from specbatch.schemas.audit import (
     PublishedManifest,
 )
 from specbatch.schemas.backlog import Backlog
-from specbatch.schemas.figures import StoreFigures
+from specbatch.schemas.figures import SlowFalls, StoreFigures
 from specbatch.schemas.fingerprint import Models
 from specbatch.schemas.job_figures import GroupFigures, RowFigures
 from specbatch.schemas.job_progress import JobProgress
@@ -67,7 +67,7 @@ from specbatch.schemas.records import (
 )
 from specbatch.schemas.registry import Deployment, DeployScope, ModelVersion, NewModel
 from specbatch.schemas.schedules import RUNS, RunState, ScheduleRun
-from specbatch.schemas.speculation import AcceptanceCount, Decision, PastOutput
+from specbatch.schemas.speculation import AcceptanceCount, AcceptanceDay, Decision, PastOutput
 from specbatch.schemas.timekeeping import (
     Attempt,
     JobTime,
@@ -439,10 +439,27 @@ class Store(Protocol):
 
         A sum of more than `rules.MOST_TESTED` tested tokens is scaled down to that, so that newer
         runs weigh more. Nothing is lost when several workers add at once. An empty tag is none.
+        The same transaction adds to the day's counts, by the store's clock.
         """
 
     def acceptance(self, tenant: str, job_name: str) -> list[AcceptanceCount]:
         """The acceptance of jobs of this name, by (proposer, tag)."""
+
+    def acceptance_days(self, tenant: str, job_name: str) -> list[AcceptanceDay]:
+        """The same for each day that is kept, by (proposer, tag, day). A proposer's confidence
+        buckets are one."""
+
+    def slow_falls(self) -> SlowFalls:
+        """The test of `policy/slow_fall.py` of jobs that ran lately. For every few minutes."""
+
+    def supersede_acceptance(self, tenant: str, job_name: str) -> int:
+        """Accept the acceptance of today and later as the baseline of jobs of this name.
+
+        Days before it stay and are marked. Returns how many rows were not marked before.
+        """
+
+    def forget_old_acceptance(self, keep_days: int) -> int:
+        """Delete days that are older; returns how many rows."""
 
     def past_outputs(
         self, tenant: str, job_name: str, vocabulary: str, max_tokens: int, except_job: str

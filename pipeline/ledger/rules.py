@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from specbatch.pipeline.policy.acceptance import proposer_of
 from specbatch.schemas.earlier_specs import asks_the_same, differences, renewed, stored_spec
 from specbatch.schemas.errors import (
     FencedError,
@@ -333,6 +335,18 @@ def is_whole(token_ids: Sequence[int]) -> bool:
 def prior_key(count: AcceptanceCount) -> tuple[str, str, str]:
     """The key of a prior within its tenant and job name. No tag is the empty one."""
     return count.proposer, count.fingerprint, count.tag or ""
+
+
+def by_proposer(counts: Iterable[AcceptanceCount]) -> list[AcceptanceCount]:
+    """The counts with all confidence buckets of a proposer together: one for each key."""
+    sums: dict[tuple[str, ...], AcceptanceCount] = {}
+    for count in counts:
+        one = replace(count, proposer=proposer_of(count.proposer))
+        known = sums.get(prior_key(one), replace(one, agreed=0.0, tested=0.0))
+        sums[prior_key(one)] = replace(
+            one, agreed=known.agreed + one.agreed, tested=known.tested + one.tested
+        )
+    return list(sums.values())
 
 
 def learned(agreed: float, tested: float, count: AcceptanceCount) -> tuple[float, float]:

@@ -31,6 +31,7 @@ PATIENCE_SEC = 30.0
 EAGER_SEC = 2.0  # a worker that took a message claims its unit within that
 LEAST_INTERVAL_SEC = 1.0
 SILENCE_SEC = 180.0
+ACCEPTANCE_DAYS = 400  # of which the acceptance is kept
 REQUEUE_EVERY_SEC = 0.5  # at most one message per process
 FRESH_SEC = 5.0  # for which the list of live workers is not read again
 
@@ -82,6 +83,7 @@ class Sweeper:
         self._message_patience_sec = message_patience_sec
         self._queue_length = queue_length
         self._enqueued: dict[DueWork, tuple[float, int]] = {}  # when last, and how often
+        self._forget_at = 0.0  # when old acceptance is due to be deleted, on the monotonic clock
         self.wait_sec = interval_sec  # until the next sweep
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sweeper", daemon=True)
@@ -107,6 +109,7 @@ class Sweeper:
             "stop jobs that are over a limit": self.stop_overdue,
             "close what nobody may work on any more": self._store.close_over,
             "end the sessions of workers that are gone": self.end_silent,
+            "forget acceptance of long ago": self.forget_old_acceptance,
         }
         for what, part in parts.items():
             try:
@@ -194,6 +197,12 @@ class Sweeper:
         for session_id in self._store.end_silent_sessions(self._silence_sec):
             log.warning("session %s ends: nothing is heard of its worker", session_id)
         self._store.forget_silent_processes(self._silence_sec)
+
+    def forget_old_acceptance(self) -> None:
+        """Once a day is often enough."""
+        if time.monotonic() >= self._forget_at:
+            self._store.forget_old_acceptance(ACCEPTANCE_DAYS)
+            self._forget_at = time.monotonic() + 86_400.0
 
     def skip_proposals(self) -> None:
         """Let groups go on whose proposer is dead, frozen or missing; note it as a decision."""

@@ -25,11 +25,13 @@ from ledger.builders import (
 
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.rules import MOST_TESTED
+from specbatch.pipeline.policy.slow_fall import by_series
 from specbatch.schemas.errors import FencedError, StoreError
 from specbatch.schemas.records import FinishReason, JobState, Lease, Stage
 from specbatch.schemas.speculation import (
     VOCABULARY,
     AcceptanceCount,
+    AcceptanceDay,
     Decision,
     DecisionAction,
     PastOutput,
@@ -37,6 +39,7 @@ from specbatch.schemas.speculation import (
 
 OTHER_JOB = "job00000000000002"
 PATIENCE_SEC = 30.0
+DAY = 86_400.0
 
 
 def decision(at: float = START, **values: Any) -> Decision:
@@ -196,6 +199,59 @@ def test_no_addition_of_concurrent_workers_is_lost(store: Store) -> None:
         count(120, 160, "block", "news"),
         count(40, 80),
     ]
+    days = store.acceptance_days("default", "nightly")
+    assert [(d.agreed, d.tested) for d in days] == [(120, 160), (40, 80)]
+
+
+def test_days_keep_every_count_of_a_proposers_buckets_and_tags(store: Store, clock: Clock) -> None:
+    today = int(clock.now // DAY)
+    store.learn_acceptance("default", "nightly", [count(1800, 1900), count(5, 10, "ngram:2")])
+    store.learn_acceptance("default", "nightly", [count(2, 1000), count(1, 4, tag="news\x00")])
+    store.learn_acceptance("default", "weekly", [count(1, 1)])
+    clock.advance(DAY)
+    store.learn_acceptance("default", "nightly", [count(3, 4, "block"), count(0, 0)])
+    assert store.acceptance_days("default", "nightly") == [
+        AcceptanceDay("block", None, today + 1, 3, 4),
+        AcceptanceDay("ngram", None, today, 1807, 2910),
+        AcceptanceDay("ngram", "news\x00", today, 1, 4),
+    ]
+    assert store.acceptance_days("other", "nightly") == []
+
+
+def test_another_model_under_the_same_name_has_days_of_its_own(store: Store) -> None:
+    counts = [replace(count(1, 2, "draft-model"), fingerprint=name) for name in ("new", "old")]
+    store.learn_acceptance("default", "nightly", counts)
+    found = by_series(store.acceptance_days("default", "nightly"))
+    assert list(found) == [("draft-model", "new", None), ("draft-model", "old", None)]
+
+
+def test_days_begin_at_midnight_utc(store: Store, clock: Clock) -> None:
+    clock.now = 20_000 * DAY - 1.0
+    store.learn_acceptance("default", "nightly", [count(1, 2)])
+    clock.advance(1.0)
+    store.learn_acceptance("default", "nightly", [count(1, 2)])
+    assert [d.day for d in store.acceptance_days("default", "nightly")] == [19_999, 20_000]
+
+
+def test_an_operator_accepts_what_is_new_as_the_baseline(store: Store, clock: Clock) -> None:
+    for name in ("nightly", "weekly"):
+        store.learn_acceptance("default", name, [count(1, 2)])
+    clock.advance(DAY)
+    store.learn_acceptance("default", "nightly", [count(1, 2)])
+    assert store.supersede_acceptance("default", "nightly") == 1
+    assert store.supersede_acceptance("default", "nightly") == 0
+    marked = [d.superseded for d in store.acceptance_days("default", "nightly")]
+    assert marked == [True, False]
+    assert not store.acceptance_days("default", "weekly")[0].superseded
+
+
+def test_old_days_are_forgotten(store: Store, clock: Clock) -> None:
+    store.learn_acceptance("default", "nightly", [count(1, 2)])
+    clock.advance(7 * DAY)
+    store.learn_acceptance("default", "nightly", [count(1, 2)])
+    assert store.forget_old_acceptance(7) == 0
+    assert store.forget_old_acceptance(6) == 1
+    assert len(store.acceptance_days("default", "nightly")) == 1
 
 
 # --- reports --------------------------------------------------------------------------------

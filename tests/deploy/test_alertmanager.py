@@ -6,6 +6,7 @@ import json
 import time
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ ALWAYS = {
     *(
         "NightlyRunMissing",
         "NightlyRunFailed",
+        "DeadlineAtRisk",
         "ScheduleSilent",
         "RowsQuarantined",
         "RolloutForgotten",
@@ -35,9 +37,13 @@ _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class PrivateAlertmanager(PrivateServer):
-    """Prometheus' Alertmanager; it tells nobody."""
+    """Prometheus' Alertmanager. With the configuration of `deploy/` it tells nobody."""
 
     name = "alertmanager"
+
+    def __init__(self, config: Path = CONFIG) -> None:
+        super().__init__()
+        self._config = config
 
     @property
     def url(self) -> str:
@@ -50,7 +56,7 @@ class PrivateAlertmanager(PrivateServer):
         except RuntimeError:
             binary = find_binary("alertmanager", folders, package="prometheus-alertmanager")
         options = {
-            "config.file": str(CONFIG),
+            "config.file": str(self._config),
             "storage.path": str(self.folder / "data"),
             "web.listen-address": f"127.0.0.1:{self.port}",
             "cluster.listen-address": "",

@@ -16,12 +16,14 @@ import pytest
 
 from specbatch.pipeline.bootstrap import make_client, make_store
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.pipeline.observe.metrics.meter import by_proposer, saved_usd
 from specbatch.pipeline.observe.metrics.metric_names import METRICS, Kind, Metric, Scope
 from specbatch.schemas.records import JobRow, Origin
 from specbatch.schemas.schedules import RunState, ScheduleRun
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import load_spec
+from specbatch.schemas.speculation import AcceptanceCount
 from specbatch.workers.app import make_app, make_enqueue
 from support import demo
 from support.scraping import Scrape, scrape
@@ -95,10 +97,22 @@ def submit(settings: Settings, store: Store, folder: Path, name: str, temperatur
             "sampling": {"max_tokens": 32, "temperature": temperature, "n": 2, "seed": 3},
             "speculation": {"pregenerate": name == "warm"},
             "group_size": 4,
+            "deadline_sec": 24 * 3600,
         }
     )
     client = make_client(settings, make_enqueue(make_app(settings)), store)
     return client.submit(spec)[0]
+
+
+def learn_of_nights(url: str) -> None:
+    """Nights of a job before this one, whose acceptance falls by 1 % each."""
+    for night in range(60):
+        at = time.time() - (60 - night) * 86_400.0
+        agreed = 7_000.0 * 0.99 ** max(0, night - 38)
+        store = SqlStore(url, clock=lambda at=at: at)
+        counts = [AcceptanceCount("ngram", None, agreed, 10_000.0)]
+        store.learn_acceptance("default", "falling", counts)
+        store.close()
 
 
 def is_all(said: Processes, store: Store, jobs: list[JobRow]) -> bool:
@@ -127,8 +141,10 @@ def busy(redis_server: PrivateRedis, tmp_path_factory: pytest.TempPathFactory) -
         workspace=environment["SPECBATCH_WORKSPACE"],
     )
     store = make_store(settings)
-    store.note_schedule_run(ScheduleRun("nightly", time.time(), RunState.SUBMITTED))
+    learn_of_nights(settings.store_url)
     jobs = [submit(settings, store, home, "cold", 0.0), submit(settings, store, home, "warm", 0.8)]
+    run = ScheduleRun("nightly", time.time(), RunState.SUBMITTED, jobs[0].job_id)
+    store.note_schedule_run(run)
     scrapes: list[Processes] = []
 
     def scrape_all() -> Processes:
@@ -245,3 +261,16 @@ def test_work_through_the_stages_is_counted(busy: Busy) -> None:
     assert max(one.total("specbatch_groups") for one in busy.scrapes) > 0
     assert said.total("specbatch_store_up") == 1
     assert said.total("specbatch_jobs") == 0
+
+
+def test_runs_deadlines_and_slow_falls_are_told(busy: Busy) -> None:
+    said, job = busy.last, busy.jobs[0]
+    assert job.finished_at is not None
+    took = said.total("specbatch_schedule_duration_seconds", schedule="nightly")
+    assert took == pytest.approx(job.finished_at - job.created_at)
+    assert max(one.total("specbatch_jobs_at_risk") for one in busy.scrapes) == 0
+    assert said.total("specbatch_acceptance_falls_slowly", job="falling", proposer="ngram") == 1
+    days = busy.store.acceptance_days("default", job.name)
+    tested = sum(count.tested for count in days)
+    assert 0 < sum(count.agreed for count in days) < tested
+    assert {count.tag for count in days} == set(TAGS)

@@ -75,14 +75,14 @@ def test_nothing_to_keep_takes_no_statement(store: SqlStore, statements: list[st
     assert statements == []
 
 
-def test_all_decisions_take_one_statement_and_all_counts_one(
+def test_all_decisions_take_one_statement_and_all_counts_two(
     store: SqlStore, statements: list[str]
 ) -> None:
     store.note_decisions(JOB, [DECISION] * 3)
     store.keep_knowledge("cpu", {})
     counts = [AcceptanceCount("ngram", tag, 1.0, 2.0) for tag in (None, "news")]
     store.learn_acceptance("default", "nightly", counts)
-    assert [statement.split()[0] for statement in statements] == ["INSERT"] * 3
+    assert [statement.split()[0] for statement in statements] == ["INSERT"] * 4
     assert store.decisions(JOB) == [DECISION] * 3
     assert store.acceptance("default", "nightly") == counts
 

@@ -28,6 +28,7 @@ from specbatch.schemas.timekeeping import Device, NewSession, Spent
 from support.migrations import check, downgrade, revisions
 
 TABLES = {
+    "acceptance_days",
     "acceptance_priors",
     "audit_findings",
     "audit_log",

@@ -117,6 +117,8 @@ def test_an_operator_and_a_worker_do_a_job_together_and_an_auditor_reads_it(logi
         worker.note_decisions(JOB, [Decision(1.0, DecisionAction.OFF, "*", "nothing gained")])
         worker.keep_knowledge("device", {"a": 1})
         worker.learn_acceptance("default", "nightly", [AcceptanceCount("block", "news", 3, 4)])
+        assert operator.supersede_acceptance("default", "nightly") == 0
+        assert worker.forget_old_acceptance(1) == 0
         lease = claim(worker, 1, owner=WHO).lease
         worker.begin_session(NewSession("s", "w", Device("cpu", "local", "spot", 5), 0))
         for seen in (1, 2):

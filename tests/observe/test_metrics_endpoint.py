@@ -6,6 +6,7 @@ import socket
 import threading
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,14 +16,16 @@ from specbatch.pipeline.observe.metrics import metric_names as names
 from specbatch.pipeline.observe.metrics.endpoint import Exposure
 from specbatch.pipeline.observe.metrics.metric_names import METRICS
 from specbatch.pipeline.observe.metrics.store_metrics import (
+    FALLS_SEC,
     FRESH_SEC,
     KEPT_SEC,
     StoreMetrics,
     store_values,
+    with_slow_falls,
 )
 from specbatch.schemas.backlog import Backlog, StageBacklog, WorkerNow
 from specbatch.schemas.errors import MissingExtraError, StoreError, UsageError
-from specbatch.schemas.figures import StoreFigures
+from specbatch.schemas.figures import ScheduleRuns, SlowFalls, StoreFigures
 from specbatch.schemas.records import JobState, Stage
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.timekeeping import Device
@@ -259,6 +262,29 @@ def test_an_error_of_the_store_is_no_error_of_the_scrape(
         assert "the store's figures cannot be read: the database is out of reach" in caplog.text
     finally:
         endpoint.close()
+
+
+def test_slow_falls_are_read_now_and_then_and_private_jobs_have_no_name() -> None:
+    asked, time = [], [100.0]
+
+    def read_falls() -> SlowFalls:
+        asked.append(time[0])
+        return {("nightly", "ngram"): True, (None, "ngram"): False}
+
+    read = with_slow_falls(lambda: FIGURES, read_falls, clock=lambda: time[0])
+    for _ in range(3):
+        told = store_values(read())[names.SLOW_FALL]
+        assert told == {("nightly", "ngram"): 1.0, ("private", "ngram"): 0.0}
+        time[0] += FALLS_SEC / 2
+    assert asked == [100.0, 100.0 + FALLS_SEC]
+
+
+def test_runs_and_deadlines_of_jobs_have_their_series() -> None:
+    runs = {"nightly": ScheduleRuns(late=2, duration_sec=70.0), "new": ScheduleRuns()}
+    told = store_values(replace(FIGURES, schedules=runs, at_risk={"nightly": 1, None: 0}))
+    assert told[names.SCHEDULE_FAILED]["nightly", "late"] == 2.0
+    assert told[names.SCHEDULE_DURATION] == {("nightly",): 70.0}
+    assert told[names.JOBS_AT_RISK] == {("nightly",): 1.0, ("private",): 0.0}
 
 
 def test_all_figures_of_a_store_have_a_metric_and_the_other_way_round() -> None:

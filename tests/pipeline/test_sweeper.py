@@ -9,7 +9,7 @@ import pytest
 from ledger.builders import JOB, LEASE_SEC, Clock, new_group, new_job, position
 
 from specbatch.pipeline.ledger.sql.store import SqlStore
-from specbatch.pipeline.runtime.sweeper import QueueLength, Sweeper
+from specbatch.pipeline.runtime.sweeper import ACCEPTANCE_DAYS, QueueLength, Sweeper
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.records import DueWork, Stage
 from specbatch.schemas.timekeeping import Device, NewSession
@@ -130,8 +130,23 @@ def test_where_lengths_are_not_known_all_is_enqueued(store: SqlStore) -> None:
         assert Sweeper(store, queue.messages.append, 5.0, 60.0).sweep() == GROUPS
 
 
+def test_old_acceptance_is_forgotten_once_a_day(
+    store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[int] = []
+    monkeypatch.setattr(store, "forget_old_acceptance", kept.append)
+    one = sweeper(store, Queue(), Queue())
+    one.sweep()
+    one.sweep()
+    assert kept == [ACCEPTANCE_DAYS]
+
+
 @pytest.mark.parametrize(
-    "broken", ["skip_proposals", "stop_overdue", "close_over", "end_silent_sessions"]
+    "broken",
+    [
+        *("skip_proposals", "stop_overdue", "close_over", "end_silent_sessions"),
+        "forget_old_acceptance",
+    ],
 )
 def test_a_part_that_fails_keeps_no_work_from_being_enqueued(
     store: SqlStore,

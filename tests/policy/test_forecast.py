@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from specbatch.pipeline.policy.costs.forecast import PastJob, Range, forecast
+from specbatch.pipeline.policy.costs.forecast import PastJob, Range, ends_at, forecast
 
 NIGHT = PastJob(
     prefill_usd=0.01,
@@ -55,3 +55,12 @@ def test_several_nights_give_a_range() -> None:
     two = forecast([dear, NIGHT], 10_000, 100, 12_800)
     assert two is not None
     assert round(two.usd.middle, 9) == 0.21
+
+
+# --- its end ------------------------------------------------------------------------------------
+def test_a_job_ends_as_its_speed_says_and_before_its_first_row_as_it_did_last_time() -> None:
+    assert ends_at(130.0, 100.0, 25, 100, usual_sec=1.0) == 220.0
+    assert ends_at(130.0, 100.0, 100, 100, usual_sec=None) == 130.0
+    assert ends_at(130.0, 100.0, 0, 100, usual_sec=50.0) == 180.0
+    assert ends_at(130.0, 100.0, 0, 100, usual_sec=None) is None, "nobody knows"
+    assert ends_at(130.0, 100.0, 25, 0, usual_sec=50.0) is None, "nor how many rows there are"

@@ -5,6 +5,7 @@ A job's counts never scan its completions. Figures of the whole store use indexe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -26,12 +27,14 @@ from specbatch.pipeline.ledger.sql import audit_log, jobs
 from specbatch.pipeline.ledger.sql.pinning import PINNED_COLUMNS
 from specbatch.pipeline.ledger.sql.reading import BY_ROW
 from specbatch.pipeline.ledger.sql.transactions import Now, Transactions, upsert
+from specbatch.pipeline.policy.costs import forecast
 from specbatch.schemas import completion_rows, mapper, presence, time_mapper
 from specbatch.schemas.backlog import WORK, Backlog, PinnedJob, StageBacklog
 from specbatch.schemas.figures import ScheduleRuns, StoreFigures
 from specbatch.schemas.job_figures import GroupFigures, RowFigures
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.presence import ProcessNow
+from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.records import (
     JobState,
     Stage,
@@ -137,7 +140,40 @@ def figures(conn: Connection, now: Now) -> StoreFigures:
         backlog=open_work,
         audited=audit_log.correctness(conn, open_work.at - AUDITED_SEC),
         schedules=_schedules(conn, open_work.at),
+        at_risk=_at_risk(conn, open_work.at),
     )
+
+
+def _at_risk(conn: Connection, at: float) -> dict[str | None, int]:
+    """Live jobs with a deadline by name; None: of those of which no texts are kept."""
+    columns = ("job_id", "name", "tenant", "privacy", "created_at", "started_at", "deadline_at")
+    found: dict[str | None, int] = {}
+    live = conn.execute(
+        select(
+            *(getattr(Job, name) for name in columns),
+            (Job.rows_total - Job.rows_rejected).label("rows"),
+            _total(case((_FINISHED, Group.rows), else_=0)).label("done"),
+        )
+        .outerjoin(Group, Group.job_id == Job.job_id)
+        .where(_is_not_over(), ~Job.cancel_requested, Job.deadline_at.is_not(None))
+        .group_by(Job.job_id)
+    ).all()
+    for job in live:
+        name = None if job.privacy == PrivacyMode.HASH_ONLY.value else job.name
+        begun = job.created_at if job.started_at is None else job.started_at
+        usual = None if job.done else _usual_sec(conn, job)
+        ends_at = forecast.ends_at(at, begun, int(job.done), int(job.rows), usual)
+        is_at_risk = ends_at is not None and ends_at > job.deadline_at
+        found[name] = found.get(name, 0) + is_at_risk
+    return found
+
+
+def _usual_sec(conn: Connection, job: Any) -> float | None:
+    """How long the newest finished job of the same name took."""
+    took = Job.finished_at - func.coalesce(Job.started_at, Job.created_at)
+    same = (Job.tenant == job.tenant, Job.name == job.name, Job.state == JobState.DONE.value)
+    newest = select(took).where(*same).order_by(Job.created_at.desc()).limit(1)
+    return conn.execute(newest).scalar()
 
 
 def _schedules(conn: Connection, at: float) -> dict[str, ScheduleRuns]:
@@ -154,12 +190,14 @@ def _schedules(conn: Connection, at: float) -> dict[str, ScheduleRuns]:
         .where(ScheduleRun.state.in_([state.value for state in LOST]))
         .group_by(ScheduleRun.schedule)
     )
-    ended_badly = (
-        select(ScheduleRun.schedule, Job.state, func.count())
+    ended = (
+        select(
+            *(ScheduleRun.schedule, Job.state, Job.created_at, Job.finished_at),
+            (Job.finished_at >= Job.deadline_at).label("is_late"),
+        )
         .join(Job, Job.job_id == ScheduleRun.job_id)
         .where(Job.finished_at >= at - MISSED_SEC)
-        .where(Job.state.in_([JobState.FAILED.value, JobState.PARTIAL.value]))
-        .group_by(ScheduleRun.schedule, Job.state)
+        .order_by(Job.finished_at, Job.job_id)
     )
     newest = (
         select(ScheduleRun.schedule, func.max(ScheduleRun.logical_at).label("logical_at"))
@@ -175,14 +213,21 @@ def _schedules(conn: Connection, at: float) -> dict[str, ScheduleRuns]:
     paused = {name for name, timing in known.items() if timing == PAUSED}
     last = {name: float(when) for name, when in conn.execute(submitted) if name not in paused}
     missed = {name: int(count) for name, count in conn.execute(lost)}
-    bad = {(name, state): int(count) for name, state, count in conn.execute(ended_badly)}
-    names = {*last, *missed, *(name for name, _ in bad), *(known.keys() - paused)}
+    took: dict[str, float] = {}
+    bad: Counter[tuple[str, str]] = Counter()
+    for run in conn.execute(ended):
+        took[run.schedule] = run.finished_at - run.created_at
+        is_late = run.state == JobState.CANCELLED.value and run.is_late
+        bad[run.schedule, "late" if is_late else run.state] += 1
+    names = {*last, *missed, *took, *(known.keys() - paused)}
     return {
         name: ScheduleRuns(
             last.get(name),
             missed.get(name, 0),
-            bad.get((name, JobState.FAILED.value), 0),
-            bad.get((name, JobState.PARTIAL.value), 0),
+            bad[name, JobState.FAILED.value],
+            bad[name, JobState.PARTIAL.value],
+            bad[name, "late"],
+            took.get(name),
         )
         for name in sorted(names)
     }

@@ -3,16 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
-from sqlalchemy import Connection, Double, bindparam, case, insert, literal, select
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Double,
+    and_,
+    bindparam,
+    case,
+    cast,
+    delete,
+    func,
+    insert,
+    literal,
+    select,
+    update,
+)
 
 from specbatch.pipeline.ledger import rules
 from specbatch.pipeline.ledger.sql.reading import BY_ROW
 from specbatch.pipeline.ledger.sql.transactions import Now, Transactions, upsert
+from specbatch.pipeline.policy.slow_fall import BLOCK_DAYS, BLOCKS, by_series, slow_fall
 from specbatch.schemas import mapper
+from specbatch.schemas.figures import SlowFalls
 from specbatch.schemas.privacy import PrivacyMode
-from specbatch.schemas.speculation import VOCABULARY, AcceptanceCount, Decision, PastOutput
+from specbatch.schemas.speculation import (
+    VOCABULARY,
+    AcceptanceCount,
+    AcceptanceDay,
+    Decision,
+    PastOutput,
+)
+from specbatch.schemas.tables import AcceptanceDay as AcceptanceDayRow
 from specbatch.schemas.tables import AcceptancePrior, Completion, Job, MachineKnowledge
 from specbatch.schemas.tables import Decision as DecisionTable
 
@@ -60,48 +84,56 @@ def knowledge(conn: Connection, key: str) -> Mapping[str, Any] | None:
 def learn_acceptance(
     conn: Connection, now: Now, tenant: str, job_name: str, counts: Sequence[AcceptanceCount]
 ) -> None:
-    """One statement for all counts, in one order everywhere: workers never deadlock."""
-    ordered = sorted((c for c in counts if c.tested > 0), key=rules.prior_key)
-    if ordered:
+    """One statement for all counts, and one for their day, both in one order everywhere: workers
+    never deadlock."""
+    tested = [c for c in counts if c.tested > 0]
+    if tested:
+        ordered = sorted(tested, key=rules.prior_key)
         conn.execute(_learning(conn, now), [_learned_values(tenant, job_name, c) for c in ordered])
+        of_day = sorted(rules.by_proposer(tested), key=rules.prior_key)
+        conn.execute(_adding(conn, now), [_added_values(tenant, job_name, c) for c in of_day])
+
+
+_KEY = ("tenant", "job_name", "proposer", "fingerprint", "tag")
+
+
+def _key_values(tenant: str, job_name: str, count: AcceptanceCount) -> dict[str, Any]:
+    """Parameters for `_KEY`."""
+    values = (tenant, job_name, *rules.prior_key(count))
+    return {f"of_{name}": value for name, value in zip(_KEY, values, strict=True)}
+
+
+def _added_values(tenant: str, job_name: str, count: AcceptanceCount) -> dict[str, Any]:
+    more = {"more_agreed": float(count.agreed), "more_tested": float(count.tested)}
+    return {**_key_values(tenant, job_name, count), **more}
 
 
 def _learned_values(tenant: str, job_name: str, count: AcceptanceCount) -> dict[str, Any]:
     """Parameters of `_learning` for one count: a new row's values, a known one's additions."""
     agreed, tested = rules.learned(0.0, 0.0, count)
-    proposer, fingerprint, tag = rules.prior_key(count)
-    return {
-        "of_tenant": tenant,
-        "of_job_name": job_name,
-        "of_proposer": proposer,
-        "of_fingerprint": fingerprint,
-        "of_tag": tag,
-        "first_agreed": agreed,
-        "first_tested": tested,
-        "more_agreed": float(count.agreed),
-        "more_tested": float(count.tested),
-    }
+    first = {"first_agreed": agreed, "first_tested": tested}
+    return {**_added_values(tenant, job_name, count), **first}
+
+
+def _more(name: str) -> Any:
+    return bindparam(f"more_{name}", type_=Double)
 
 
 def _learning(conn: Connection, now: Now) -> Any:
     """`rules.learned` in SQL, so that no addition is lost between reading and writing."""
     most = literal(rules.MOST_TESTED, Double)
-    agreed_sum = AcceptancePrior.agreed + bindparam("more_agreed", type_=Double)
-    tested_sum = AcceptancePrior.tested + bindparam("more_tested", type_=Double)
+    agreed_sum = AcceptancePrior.agreed + _more("agreed")
+    tested_sum = AcceptancePrior.tested + _more("tested")
     return (
         upsert(conn.dialect.name, AcceptancePrior)
         .values(
-            tenant=bindparam("of_tenant"),
-            job_name=bindparam("of_job_name"),
-            proposer=bindparam("of_proposer"),
-            fingerprint=bindparam("of_fingerprint"),
-            tag=bindparam("of_tag"),
+            **{name: bindparam(f"of_{name}") for name in _KEY},
             agreed=bindparam("first_agreed"),
             tested=bindparam("first_tested"),
             learned_at=now,
         )
         .on_conflict_do_update(
-            index_elements=["tenant", "job_name", "proposer", "fingerprint", "tag"],
+            index_elements=_KEY,
             set_={
                 "agreed": case(
                     (tested_sum > most, agreed_sum * most / tested_sum), else_=agreed_sum
@@ -113,6 +145,32 @@ def _learning(conn: Connection, now: Now) -> Any:
     )
 
 
+def _adding(conn: Connection, now: Now) -> Any:
+    """To the counts of today, by the store's clock."""
+    return (
+        upsert(conn.dialect.name, AcceptanceDayRow)
+        .values(
+            **{name: bindparam(f"of_{name}") for name in _KEY},
+            day=_day(now),
+            agreed=_more("agreed"),
+            tested=_more("tested"),
+            superseded=False,
+        )
+        .on_conflict_do_update(
+            index_elements=[*_KEY, "day"],
+            set_={
+                "agreed": AcceptanceDayRow.agreed + _more("agreed"),
+                "tested": AcceptanceDayRow.tested + _more("tested"),
+            },
+        )
+    )
+
+
+def _day(now: Now) -> Any:
+    """Whole days since the epoch, in UTC."""
+    return cast(now, BigInteger) // 86_400
+
+
 def acceptance(conn: Connection, tenant: str, job_name: str) -> list[AcceptanceCount]:
     rows = conn.execute(
         select(*AcceptancePrior.__table__.c).where(
@@ -120,6 +178,69 @@ def acceptance(conn: Connection, tenant: str, job_name: str) -> list[AcceptanceC
         )
     )
     return sorted(map(mapper.acceptance_count, rows), key=rules.prior_key)
+
+
+def acceptance_days(conn: Connection, tenant: str, job_name: str) -> list[AcceptanceDay]:
+    rows = conn.execute(
+        select(*AcceptanceDayRow.__table__.c)
+        .where(AcceptanceDayRow.tenant == tenant, AcceptanceDayRow.job_name == job_name)
+        .order_by(*(getattr(AcceptanceDayRow, name) for name in _KEY), AcceptanceDayRow.day)
+    )
+    return [mapper.acceptance_day(row) for row in rows]
+
+
+_ACTIVE_DAYS = 3  # within which a job ran whose falls matter
+_TESTED_DAYS = (BLOCKS + 1) * BLOCK_DAYS + _ACTIVE_DAYS
+_MOST_SERIES = 200  # that are tested: those with the most tokens
+
+
+def slow_falls(conn: Connection, now: Now) -> SlowFalls:
+    today = int(conn.execute(select(_day(now))).scalar_one())
+    key = [getattr(AcceptanceDayRow, name) for name in _KEY]
+    active = (
+        select(*key)
+        .where(AcceptanceDayRow.day > today - _ACTIVE_DAYS)
+        .group_by(*key)
+        .order_by(func.sum(AcceptanceDayRow.tested).desc(), *key)
+        .limit(_MOST_SERIES)
+        .subquery()
+    )
+    query = (
+        select(*AcceptanceDayRow.__table__.c)
+        .join(active, and_(*(column == active.c[column.key] for column in key)))
+        .where(AcceptanceDayRow.day > today - _TESTED_DAYS)
+        .order_by(*key, AcceptanceDayRow.day)
+    )
+    private = _private_names(conn, (today - _TESTED_DAYS) * 86_400.0)
+    found: dict[tuple[str | None, str], bool] = {}
+    for job, rows in groupby(conn.execute(query), key=lambda row: (row.tenant, row.job_name)):
+        name = None if job in private else job[1]
+        for (proposer, *_), days in by_series(map(mapper.acceptance_day, rows)).items():
+            if (fall := slow_fall(days)) is not None:
+                found[name, proposer] = fall.falls or found.get((name, proposer), False)
+    return found
+
+
+def _private_names(conn: Connection, since: float) -> set[tuple[str, str]]:
+    """(tenant, name) of newer jobs of which no texts are kept."""
+    query = select(Job.tenant, Job.name).where(
+        Job.created_at >= since, Job.privacy == PrivacyMode.HASH_ONLY.value
+    )
+    return {(job.tenant, job.name) for job in conn.execute(query.distinct())}
+
+
+def supersede_acceptance(conn: Connection, now: Now, tenant: str, job_name: str) -> int:
+    old = (
+        update(AcceptanceDayRow)
+        .where(AcceptanceDayRow.tenant == tenant, AcceptanceDayRow.job_name == job_name)
+        .where(AcceptanceDayRow.day < _day(now), ~AcceptanceDayRow.superseded)
+    )
+    return conn.execute(old.values(superseded=True)).rowcount
+
+
+def forget_old_acceptance(conn: Connection, now: Now, keep_days: int) -> int:
+    old = AcceptanceDayRow.day < _day(now) - keep_days
+    return conn.execute(delete(AcceptanceDayRow).where(old)).rowcount
 
 
 # --- past outputs ---------------------------------------------------------------------------

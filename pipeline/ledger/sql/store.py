@@ -262,6 +262,10 @@ class SqlStore:
     knowledge = _reads(learning.knowledge)
     learn_acceptance = _writes(learning.learn_acceptance)
     acceptance = _reads(learning.acceptance)
+    acceptance_days = _reads(learning.acceptance_days)
+    slow_falls = _reads_now(learning.slow_falls)
+    supersede_acceptance = _writes(learning.supersede_acceptance)
+    forget_old_acceptance = _writes(learning.forget_old_acceptance)
     past_outputs = _pages(learning.past_outputs)
 
     # --- the model registry -----------------------------------------------------------------

@@ -214,8 +214,23 @@ SCHEDULE_MISSED = _gauge(
     scope=STORE,
 )
 SCHEDULE_FAILED = _gauge(
-    "schedule_failed_runs", "runs of the last 7 days whose job ended so; outcome: failed, partial",
+    "schedule_failed_runs",
+    "runs of the last 7 days whose job ended so; outcome: failed, partial, late (at its deadline)",
     "schedule", "outcome", scope=STORE,
+)  # fmt: skip
+SCHEDULE_DURATION = _gauge(
+    "schedule_duration_seconds",
+    "from submission to end, of the schedule's job that ended last", "schedule",
+    scope=STORE,
+)  # fmt: skip
+JOBS_AT_RISK = _gauge(
+    "jobs_at_risk", "live jobs with a deadline that they will miss at their speed so far", "job",
+    scope=STORE,
+)  # fmt: skip
+SLOW_FALL = _gauge(
+    "acceptance_falls_slowly",
+    "1 while a job's nights accept less and less of a proposer's drafts, on rows of some tag",
+    "job", "proposer", scope=STORE,
 )  # fmt: skip
 
 # --- the process ------------------------------------------------------------------------------

@@ -12,13 +12,15 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from prometheus_client.metrics_core import GaugeMetricFamily
 
 from specbatch.pipeline.observe.metrics import metric_names as names
+from specbatch.pipeline.observe.metrics.meter import PRIVATE
 from specbatch.pipeline.observe.metrics.metric_names import Labels, Metric
 from specbatch.schemas.backlog import Backlog
-from specbatch.schemas.figures import StoreFigures
+from specbatch.schemas.figures import SlowFalls, StoreFigures
 from specbatch.schemas.numeric_class import UNKNOWN
 from specbatch.schemas.records import JobState, Stage
 from specbatch.schemas.visible import visible
@@ -27,7 +29,25 @@ log = logging.getLogger(__name__)
 
 FRESH_SEC = 5.0  # figures younger than this are not read again
 PATIENCE_SEC = 3.0  # a scrape waits no longer for them
+FALLS_SEC = 600.0  # slow falls are of days
 KEPT_SEC = 60.0  # the last figures are shown for so long while reading takes longer
+
+
+def with_slow_falls(
+    read: Callable[[], StoreFigures],
+    read_falls: Callable[[], SlowFalls],
+    clock: Callable[[], float] = time.monotonic,
+) -> Callable[[], StoreFigures]:
+    """Reads figures with slow falls, which are read every `FALLS_SEC` alone."""
+    falls: list[tuple[float, SlowFalls]] = []
+
+    def both() -> StoreFigures:
+        figures = read()
+        if not falls or clock() - falls[-1][0] >= FALLS_SEC:
+            falls[:] = [(clock(), read_falls())]
+        return replace(figures, slow_falls=falls[-1][1])
+
+    return both
 
 
 class StoreMetrics:
@@ -156,6 +176,20 @@ def store_values(figures: StoreFigures | None) -> dict[Metric, dict[Labels, floa
         names.SCHEDULE_FAILED: {
             (name, outcome): float(count)
             for name, of in sorted(figures.schedules.items())
-            for outcome, count in (("failed", of.failed), ("partial", of.partial))
+            for outcome, count in (
+                *(("failed", of.failed), ("partial", of.partial), ("late", of.late)),
+            )
+        },
+        names.SCHEDULE_DURATION: {
+            (name,): of.duration_sec
+            for name, of in sorted(figures.schedules.items())
+            if of.duration_sec is not None
+        },
+        names.JOBS_AT_RISK: {
+            (name or PRIVATE,): float(count) for name, count in figures.at_risk.items()
+        },
+        names.SLOW_FALL: {
+            (name or PRIVATE, proposer): float(falls)
+            for (name, proposer), falls in figures.slow_falls.items()
         },
     }

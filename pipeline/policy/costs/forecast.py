@@ -1,4 +1,4 @@
-"""What a job will cost, by what earlier ones of its name did. Pure arithmetic over a few jobs."""
+"""What a job will cost, by what earlier ones of its name did, and when it ends. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -75,6 +75,18 @@ def forecast(
         usd_per_1k_completion=_range([job.usd_per_1k_completion for job in past]),
         sec=_range(sec),
     )
+
+
+def ends_at(
+    now: float, begun: float, rows_done: int, rows: int, usual_sec: float | None
+) -> float | None:
+    """When a job ends at its speed since it began; before the first row, after the usual time from
+    now on. `rows` is 0 until all of the input is read. None: nobody knows."""
+    if rows_done and rows:
+        return now + (now - begun) * max(rows - rows_done, 0) / rows_done
+    if rows_done or usual_sec is None:
+        return None
+    return now + usual_sec
 
 
 def _range(values: Sequence[float]) -> Range:

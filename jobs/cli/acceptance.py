@@ -1,0 +1,113 @@
+"""`specbatch acceptance NAME`: how often drafts were right, night by night, beside a baseline."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from specbatch.jobs.cli.console import say, say_json, show_whole
+from specbatch.jobs.cli.stores import found_settings
+from specbatch.pipeline.bootstrap import make_store
+from specbatch.pipeline.policy.slow_fall import THRESHOLD, SlowFall, by_series, slow_fall
+from specbatch.schemas.fingerprint import shown
+from specbatch.schemas.speculation import AcceptanceDay
+
+_DAY_SEC = 86_400.0
+_NO_TAG = "(no tag)"
+
+
+def acceptance(
+    name: Annotated[str, typer.Argument(help="the name of jobs, as `specbatch jobs` lists it")],
+    tenant: Annotated[str, typer.Option("--tenant", help="whose jobs")] = "default",
+    nights: Annotated[int, typer.Option("--nights", min=1, help="how many, the newest ones")] = 14,
+    accept: Annotated[
+        bool,
+        typer.Option("--accept", help="make what today's and later nights have the baseline"),
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="one JSON object on one line")] = False,
+) -> None:
+    """Show how many drafts a job's nights accepted, by proposer and tag, and what falls slowly."""
+    with closing(make_store(found_settings())) as store:
+        accepted = store.supersede_acceptance(tenant, name) if accept else 0
+        series = by_series(store.acceptance_days(tenant, name))
+    told = [(days, slow_fall(days)) for days in series.values()]
+    if json:
+        say_json({"name": name, "series": [_as_json(days[-nights:], fall) for days, fall in told]})
+        return
+    if not told:
+        say(f"nothing was drafted for jobs named {name!r} of tenant {tenant!r}")
+        return
+    show_whole(_table([(days[-nights:], fall) for days, fall in told]))
+    for days, fall in told:
+        say(_sentence(days[-1], fall))
+    if accept:
+        say(f"{accepted:,} earlier figures are no baseline any more; they stay in the table")
+
+
+def _table(told: list[tuple[list[AcceptanceDay], SlowFall | None]]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("proposer", "tag", "day (UTC)"):
+        table.add_column(heading)
+    for heading in ("tested", "accepted", "baseline", "of it"):
+        table.add_column(heading, justify="right")
+    for days, fall in told:
+        for one in days:
+            rate = one.agreed / one.tested
+            figures = (
+                ("-", "-")
+                if fall is None
+                else (f"{fall.reference:.1%}", f"{rate / fall.reference:.0%}")
+            )
+            table.add_row(
+                *(_who(one), one.tag or _NO_TAG, _date(one.day)),
+                *(f"{one.tested:,.0f}", f"{rate:.1%}", *figures),
+            )
+    return table
+
+
+def _sentence(newest: AcceptanceDay, fall: SlowFall | None) -> str:
+    of = f"{_who(newest)}, {newest.tag or _NO_TAG}"
+    if fall is None:
+        return f"{of}: no baseline yet, which takes ten nights that are three weeks old or older"
+    nights = f"the nights from {_date(fall.first_day)} to {_date(fall.last_day)}"
+    word = "falls slowly" if fall.falls else "no slow fall"
+    score = f"score {fall.score:.1f}, a fall from {THRESHOLD:g} on"
+    return f"{of}: {word} ({score}); the baseline is {nights}"
+
+
+def _who(day: AcceptanceDay) -> str:
+    return f"{day.proposer} {shown(day.fingerprint)}".rstrip()
+
+
+def _as_json(days: list[AcceptanceDay], fall: SlowFall | None) -> dict[str, Any]:
+    return {
+        "proposer": days[-1].proposer,
+        "fingerprint": days[-1].fingerprint,
+        "tag": days[-1].tag,
+        "nights": [
+            {
+                "day": _date(one.day),
+                "tested": one.tested,
+                "acceptance": one.agreed / one.tested,
+                "superseded": one.superseded,
+            }
+            for one in days
+        ],
+        "baseline": None
+        if fall is None
+        else {
+            **asdict(fall),
+            "first_day": _date(fall.first_day),
+            "last_day": _date(fall.last_day),
+            "falls": fall.falls,
+        },
+    }
+
+
+def _date(day: int) -> str:
+    return datetime.fromtimestamp(day * _DAY_SEC, UTC).date().isoformat()
