@@ -41,3 +41,4 @@ class StoreFigures:
     backlog: Backlog
     audited: Correctness = NOT_AUDITED  # lately
     schedules: Mapping[str, ScheduleRuns] = field(default_factory=dict)  # by name
+    draft_switches: Mapping[str, int] = field(default_factory=dict)  # by kind of scope

@@ -44,6 +44,7 @@ TABLES = (
     "time_slices",
     "schedule_runs",
     "notifications",
+    "draft_switches",
     "alembic_version",
 )
 VIEWS = ("token_record",)
@@ -109,10 +110,10 @@ RIGHTS: Mapping[str, Rights] = {
         sequences=("decisions_id_seq",),
         functions=(months.FUNCTION,),
     ),
-    # Submits, cancels, retries. What a group is made of and has given is not its to write, nor what
-    # a job asks for once it is submitted.
+    # Submits, cancels, retries, switches drafting off and on. What a group is made of and has given
+    # is not its to write, nor what a job asks for once it is submitted.
     OPERATOR: Rights(
-        inserts=("audit_log", "schedule_runs"),
+        inserts=("audit_log", "schedule_runs", "draft_switches"),
         inserted={
             "jobs": (
                 *("job_id", "name", "tenant", "spec", "spec_digest", "verifier", "proposer"),
@@ -135,7 +136,9 @@ RIGHTS: Mapping[str, Rights] = {
             ),
             "groups": (*_OF_A_LEASE, "cut_wanted"),
             "schedule_runs": ("state", "job_id", "noted_at", "reason"),
+            "draft_switches": ("on_at", "on_by"),
         },
+        sequences=("draft_switches_id_seq",),
         functions=(months.FUNCTION,),
         hidden={"completions": TEXTS},
     ),
@@ -175,6 +178,7 @@ ENTRIES: Mapping[EntryKind, tuple[str, ...]] = {
     EntryKind.PUBLISHED: (WORKER,),
     EntryKind.PURGED: (PRIVACY,),
     EntryKind.EXPORTED: (OPERATOR, AUDITOR),
+    EntryKind.DRAFTING: (OPERATOR,),
 }
 
 

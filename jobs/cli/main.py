@@ -32,6 +32,8 @@ SENTENCES = {
     "job.",
     "retry": "Send a job's failed and cancelled groups, or only its quarantined rows, back to "
     "work.",
+    "drafting": "Switch drafting off while jobs run, for everything or a part; switch it on again; "
+    "list both.",
     "purge": "Delete the stored texts of ended jobs; counts, costs and the audit log stay.",
     "audit": "Check a job's audit log and everything it records, and replay some completions.",
     "replay": "Write one completion again, nothing drafted, and compare tokens, "

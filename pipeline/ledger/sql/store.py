@@ -27,6 +27,7 @@ from specbatch.pipeline.ledger.sql import (
     splitting,
     stopping,
     sweeping,
+    switching,
     time,
 )
 from specbatch.pipeline.ledger.sql import claim_next as sql_claim_next
@@ -262,6 +263,11 @@ class SqlStore:
     learn_acceptance = _writes(learning.learn_acceptance)
     acceptance = _reads(learning.acceptance)
     past_outputs = _pages(learning.past_outputs)
+
+    # --- drafting switched off by an operator -----------------------------------------------
+    switch_drafting_off = _writes(switching.switch_off)
+    switch_drafting_on = _writes(switching.switch_on)
+    draft_switches = _reads(switching.switches)
 
     # --- device time ------------------------------------------------------------------------
     begin_session = _writes(time.begin)
