@@ -50,6 +50,7 @@ if TYPE_CHECKING:  # the light install has no torch, no pyarrow and no prometheu
     from specbatch.pipeline.runtime.anchors import Anchoring
     from specbatch.pipeline.runtime.device_time import Timekeeper
     from specbatch.pipeline.runtime.knowledge_store import KnowledgeStore
+    from specbatch.pipeline.runtime.switch_reader import SwitchReader
     from specbatch.pipeline.stages.context import StageContext
     from specbatch.pipeline.stages.refill import HintChannel, Refiller, Refills
     from specbatch.schemas.timekeeping import Device
@@ -141,6 +142,7 @@ class Worker:
     timekeeper: Timekeeper | None
     tracing: Tracing
     outage: Outage
+    switches: SwitchReader
 
     def start(self) -> None:
         """Start the threads beside the tasks: presence, sweeper, anchoring, notifier, stealing."""
@@ -385,6 +387,7 @@ def make_worker(
         timekeeper=timekeeper,
         tracing=tracing,
         outage=outage,
+        switches=switches,
     )
 
 
