@@ -308,6 +308,7 @@ def make_worker(
     switches = SwitchReader(store, engines)
     switches.read()
     lease_keeper.at_heartbeats(switches.read)
+    lease_keeper.at_checks(switches.read)
     if timekeeper is not None:
         step_guard.guard(settings.step_deadline_sec, settings.lease_sec)
         lease_keeper.at_heartbeats(Watchdog(engines, settings.step_deadline_sec).check)

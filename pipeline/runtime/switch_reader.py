@@ -9,6 +9,7 @@ from specbatch.pipeline.engines.contract import Engines
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.draft_switches import DraftSwitch, DraftSwitches, SwitchScope
 from specbatch.schemas.errors import StoreError
+from specbatch.schemas.refusals import should_log
 
 log = logging.getLogger(__name__)
 
@@ -17,7 +18,8 @@ UNREAD = DraftSwitches((DraftSwitch(SwitchScope(), 0.0, "this worker", "not read
 
 
 class SwitchReader:
-    """Reads before the first step and at every heartbeat. One thread at a time may read."""
+    """Reads before the first step, with every heartbeat, and with the checks in between while there
+    is work. One thread at a time may read."""
 
     def __init__(self, store: Store, engines: Sequence[Engines]) -> None:
         self._store = store
@@ -31,7 +33,8 @@ class SwitchReader:
         try:
             found = DraftSwitches(tuple(self._store.draft_switches()))
         except StoreError as error:
-            log.warning("cannot read what is switched off; nothing changes: %s", error)
+            if should_log(error):
+                log.warning("cannot read what is switched off; nothing changes: %s", error)
             return
         if found == self.now:
             return
