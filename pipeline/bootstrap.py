@@ -50,6 +50,7 @@ if TYPE_CHECKING:  # the light install has no torch, no pyarrow and no prometheu
     from specbatch.pipeline.runtime.anchors import Anchoring
     from specbatch.pipeline.runtime.device_time import Timekeeper
     from specbatch.pipeline.runtime.knowledge_store import KnowledgeStore
+    from specbatch.pipeline.runtime.switch_reader import SwitchReader
     from specbatch.pipeline.stages.context import StageContext
     from specbatch.pipeline.stages.refill import HintChannel, Refiller, Refills
     from specbatch.schemas.timekeeping import Device
@@ -141,6 +142,7 @@ class Worker:
     timekeeper: Timekeeper | None
     tracing: Tracing
     outage: Outage
+    switches: SwitchReader
 
     def start(self) -> None:
         """Start the threads beside the tasks: presence, sweeper, anchoring, notifier, stealing."""
@@ -227,6 +229,7 @@ def make_worker(
     from specbatch.pipeline.runtime.anchors import Anchoring, Anchors
     from specbatch.pipeline.runtime.device_time import Timekeeper, Timing
     from specbatch.pipeline.runtime.knowledge_store import KnowledgeStore
+    from specbatch.pipeline.runtime.switch_reader import SwitchReader
     from specbatch.pipeline.runtime.tokenizers import Tokenizers
     from specbatch.pipeline.runtime.watchdog import Watchdog
     from specbatch.pipeline.stages.context import KnownJobs, StageContext
@@ -302,6 +305,10 @@ def make_worker(
     serves = None if verifying is None else ServedModels(verifying.serves, settings.lease_sec / 6)
     timekeeper = Timekeeper(store, owner, device_here, engines, serves) if engines else None
     lease_keeper = LeaseKeeper(store, settings.lease_sec)
+    switches = SwitchReader(store, engines)
+    switches.read()
+    lease_keeper.at_heartbeats(switches.read)
+    lease_keeper.at_checks(switches.read)
     if timekeeper is not None:
         step_guard.guard(settings.step_deadline_sec, settings.lease_sec)
         lease_keeper.at_heartbeats(Watchdog(engines, settings.step_deadline_sec).check)
@@ -321,7 +328,7 @@ def make_worker(
         price_microusd=device_here.price_microusd,
         jobs=KnownJobs(store),
         tokenizers=Tokenizers(fake_models.tokenizer if fake_models else TextTokenizer.load, models),
-        drafting=Drafting(store, objects, drafts_beside),
+        drafting=Drafting(store, objects, drafts_beside, lambda: switches.now),
         requeuer=Requeuer(store, enqueue, silence_sec),
         proposing=proposing,
         verifying=verifying,
@@ -338,6 +345,9 @@ def make_worker(
         only_job=only_job,
         outage=outage,
     )
+    refiller = None
+    if proposing is not None:
+        refiller = Refiller(store, objects, proposing, timekeeper, lambda: switches.now)
     process = WorkerProcess(
         uuid.uuid4().hex,
         owner,
@@ -374,10 +384,11 @@ def make_worker(
         leader=leader,
         knowledge=knowledge,
         refills=refills,
-        refiller=Refiller(store, objects, proposing, timekeeper) if proposing else None,
+        refiller=refiller,
         timekeeper=timekeeper,
         tracing=tracing,
         outage=outage,
+        switches=switches,
     )
 
 

@@ -46,6 +46,7 @@ class StoreFigures:
     backlog: Backlog
     audited: Correctness = NOT_AUDITED  # lately
     schedules: Mapping[str, ScheduleRuns] = field(default_factory=dict)  # by name
+    draft_switches: Mapping[str, int] = field(default_factory=dict)  # by kind of scope
     at_risk: Mapping[str | None, int] = field(default_factory=dict)  # jobs that will miss their
     # deadline, by name; None: of those of which no texts are kept
     slow_falls: SlowFalls = field(default_factory=dict)  # added by who reads them, more seldom

@@ -19,6 +19,8 @@ class DecisionAction(StrEnum):
     HALF_OPENED = "tried again"  # after that while
     ENABLED = "taken in"  # and enabled, because it pays again
     ROUTED = "routed"  # rows of a tag have gone to one of several draft models
+    SWITCHED_OFF = "switched off"  # by an operator: nothing is drafted, trials neither
+    SWITCHED_ON = "switched on"  # that has ended
     SKIPPED = "skipped"  # a group continues without the drafts it waited for
 
 

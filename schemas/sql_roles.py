@@ -47,6 +47,7 @@ TABLES = (
     "time_slices",
     "schedule_runs",
     "notifications",
+    "draft_switches",
     "alembic_version",
 )
 VIEWS = ("token_record",)
@@ -113,10 +114,10 @@ RIGHTS: Mapping[str, Rights] = {
         sequences=("decisions_id_seq",),
         functions=(months.FUNCTION,),
     ),
-    # Submits, cancels, retries. What a group is made of and has given is not its to write, nor what
-    # a job asks for once it is submitted.
+    # Submits, cancels, retries, switches drafting off and on. What a group is made of and has given
+    # is not its to write, nor what a job asks for once it is submitted.
     OPERATOR: Rights(
-        inserts=("audit_log", "schedule_runs", "models", "deployments"),
+        inserts=("audit_log", "schedule_runs", "draft_switches", "models", "deployments"),
         inserted={
             "jobs": (
                 *("job_id", "name", "tenant", "spec", "spec_digest", "verifier", "proposer"),
@@ -140,10 +141,11 @@ RIGHTS: Mapping[str, Rights] = {
             "groups": (*_OF_A_LEASE, "cut_wanted"),
             "schedule_runs": ("state", "job_id", "noted_at", "reason"),
             "acceptance_days": ("superseded",),
+            "draft_switches": ("on_at", "on_by"),
             "models": ("retired_at", "retired_by"),
             "deployments": ("ended_at", "ended_by"),
         },
-        sequences=("deployments_id_seq",),
+        sequences=("draft_switches_id_seq", "deployments_id_seq"),
         functions=(months.FUNCTION,),
         hidden={"completions": TEXTS},
     ),
@@ -183,6 +185,7 @@ ENTRIES: Mapping[EntryKind, tuple[str, ...]] = {
     EntryKind.PUBLISHED: (WORKER,),
     EntryKind.PURGED: (PRIVACY,),
     EntryKind.EXPORTED: (OPERATOR, AUDITOR),
+    EntryKind.DRAFTING: (OPERATOR,),
 }
 
 

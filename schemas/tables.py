@@ -460,6 +460,37 @@ class ScheduleRun(Base):
     reason: Mapped[str | None] = mapped_column(AnyText)
 
 
+class DraftSwitch(Base):
+    """Drafting switched off for a scope, an empty column being any value. Rows are added and ended.
+
+    A scope has one at most that is not ended.
+    """
+
+    __tablename__ = "draft_switches"
+
+    id: Mapped[int] = mapped_column(
+        BigInteger().with_variant(Integer, "sqlite"), primary_key=True
+    )  # in the order they were made; SQLite counts up INTEGER keys only
+    tenant: Mapped[str]
+    job_name: Mapped[str]
+    tag: Mapped[str]
+    proposer: Mapped[str]
+    off_at: Mapped[float]
+    off_by: Mapped[str] = mapped_column(AnyText)
+    reason: Mapped[str] = mapped_column(AnyText)
+    on_at: Mapped[float | None]
+    on_by: Mapped[str | None] = mapped_column(AnyText)
+
+
+Index(
+    "uq_draft_switches_off",
+    *(DraftSwitch.tenant, DraftSwitch.job_name, DraftSwitch.tag, DraftSwitch.proposer),
+    unique=True,
+    sqlite_where=DraftSwitch.on_at.is_(None),
+    postgresql_where=DraftSwitch.on_at.is_(None),
+)
+
+
 @event.listens_for(Completion.__table__, "after_create")
 def _create_view(_table: Table, connection: Connection, **_: object) -> None:
     for statement in token_record.creating(connection.dialect.name):

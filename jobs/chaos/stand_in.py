@@ -39,12 +39,13 @@ from specbatch.pipeline.engines.models.fingerprint import unchanged
 from specbatch.pipeline.engines.models.model_folder import LoadedModels
 from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
+from specbatch.schemas.draft_switches import ALL_ON, DraftSwitches
 from specbatch.schemas.errors import DeviceLostError, ModelError
 from specbatch.schemas.numeric_class import Serves, all_keys
 from specbatch.schemas.records import FinishReason
 from specbatch.schemas.registry import NO_MODELS
 from specbatch.schemas.spec import EngineSpec, SpeculationSpec
-from specbatch.schemas.speculation import AcceptanceCount
+from specbatch.schemas.speculation import PRE_GENERATED, AcceptanceCount
 
 log = logging.getLogger(__name__)
 
@@ -112,6 +113,7 @@ class StandInEngine:
         self._running: dict[Sequence, HashedTokens] = {}  # in the order of their arrival
         self._hints: dict[str, tuple[int, tuple[int, ...]]] = {}  # request id: place, tokens
         self._refused: list[Completion] = []
+        self._switches = ALL_ON
 
     @property
     def idle(self) -> bool:
@@ -156,6 +158,9 @@ class StandInEngine:
 
     def unstarted(self) -> list[str]:
         return [s.request.request_id for s in self._waiting]
+
+    def switch(self, switches: DraftSwitches) -> None:
+        self._switches = switches
 
     def hint(self, request_id: str, position: int, token_ids: tuple[int, ...]) -> None:
         if any(s.request.request_id == request_id for s in self._running):
@@ -202,7 +207,7 @@ class StandInEngine:
             if place == len(draft) or draft[place] != token:
                 break
         before = sequence.num_output
-        sequence.accept(draft, tokens, logprobs, proposer="block")
+        sequence.accept(draft, tokens, logprobs, proposer=PRE_GENERATED)
         self.stats.verifier_passes += 1
         self.stats.proposed += len(draft)
         self.stats.accepted += len(tokens) - 1
@@ -214,6 +219,8 @@ class StandInEngine:
     def _draft(self, sequence: Sequence, at: int) -> list[int]:
         """The draft or hint for the next places, limited to the job's depth."""
         request = sequence.request
+        if self._switches.is_off(request.scope, PRE_GENERATED):
+            return []
         depth = AUTO_DEPTH if request.depth is None else request.depth
         if request.max_depth is not None:
             depth = min(depth, request.max_depth)
@@ -325,6 +332,9 @@ class StandInHost:
 
     def cancel(self, job_id: str) -> None:
         self._service.cancel(job_id)
+
+    def switch(self, switches: DraftSwitches) -> None:
+        self._service.switch(switches)
 
     def hint(self, request_id: str, position: int, token_ids: tuple[int, ...]) -> None:
         self._service.hint(request_id, position, token_ids)

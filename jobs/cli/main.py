@@ -34,6 +34,8 @@ SENTENCES = {
     "job.",
     "retry": "Send a job's failed and cancelled groups, or only its quarantined rows, back to "
     "work.",
+    "drafting": "Switch drafting off while jobs run, for everything or a part; switch it on again; "
+    "list both.",
     "models": "Register draft models, promote one for all or some rows, roll back, retire; list "
     "and show.",
     "purge": "Delete the stored texts of ended jobs; counts, costs and the audit log stay.",

@@ -14,6 +14,7 @@ from specbatch.jobs.cli.audit import correctness_line
 from specbatch.jobs.cli.connect import silent
 from specbatch.jobs.cli.console import out, say, say_json
 from specbatch.jobs.cli.cost import saved_json, saved_line
+from specbatch.jobs.cli.drafting import switch_line
 from specbatch.jobs.cli.options import JobId
 from specbatch.jobs.cli.outcome import ROWS_COUNT, as_json, summary_of
 from specbatch.jobs.cli.stores import found_settings
@@ -25,6 +26,7 @@ from specbatch.pipeline.operations.tools import first_rows
 from specbatch.pipeline.policy.costs.savings import drafted, savings
 from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.schemas.audit import AuditRecord, Correctness
+from specbatch.schemas.draft_switches import DraftSwitch
 from specbatch.schemas.fingerprint import shown
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.notifications import FILE, NotificationRow
@@ -56,6 +58,7 @@ def show(
         progress = c.progress(row.job_id)
         interrupted = bool(c.interrupted([row], settings.lease_sec))
         decisions = store.decisions(row.job_id)
+        switches = switches_of(store, row)
         audits = store.audits(row.job_id)
         saved = savings(row.report)
         templates = Privacy.of_settings(settings).templates(row)
@@ -72,6 +75,7 @@ def show(
             payload |= {"model_fingerprint": row.model_fingerprint, "model_parts": row.model_parts}
             payload |= {"workers": models_here(store, row, silence_sec)}
             resume = resume_command(row.job_id) if interrupted else None
+            payload |= {"drafting_switched_off": [asdict(switch) for switch in switches]}
             payload |= {"interrupted": interrupted, "resume": resume}
             payload |= {"template": None, "system": None} | dict(templates)
             payload |= {"notifications": [asdict(n) for n in store.notifications_of(row.job_id)]}
@@ -89,6 +93,8 @@ def show(
         ):
             say(line)
         say(saved_line(saved, is_drafted))
+        for switch in switches:
+            say(f"drafting is switched off for {switch_line(switch)}")
         for line in quarantine_lines(store.rejected(row.job_id)):
             say(line)
         if alone:
@@ -140,6 +146,13 @@ def model_lines(row: JobRow, workers: Mapping[str, str | None]) -> list[str]:
     for owner, digest in sorted(workers.items()):
         lines.append(f"    worker {owner} has {shown(digest or 'files that cannot be read')}")
     return lines
+
+
+def switches_of(store: Store, row: JobRow) -> list[DraftSwitch]:
+    """What an operator has switched off now of drafting on a job that is not over."""
+    if row.state.is_final:
+        return []
+    return [s for s in store.draft_switches() if s.scope.concerns(row.tenant, row.name)]
 
 
 def waiting_lines(row: JobRow, waits: str | None) -> list[str]:

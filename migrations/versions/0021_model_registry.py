@@ -10,7 +10,7 @@ from specbatch.migrations.shared import on_postgres
 from specbatch.schemas.sql_roles import granting
 
 revision = "0021"
-down_revision = "0019"
+down_revision = "0020"
 
 
 def upgrade() -> None:

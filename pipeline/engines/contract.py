@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from specbatch.pipeline.policy.breaker import Lessons
+from specbatch.schemas.draft_switches import ANY_ROW, DraftSwitches, RowScope
 from specbatch.schemas.errors import DeviceLostError
 from specbatch.schemas.fingerprint import Fingerprint
 from specbatch.schemas.numeric_class import Serves
@@ -89,6 +90,10 @@ class Engines(Protocol):
 
     def cancel(self, job_id: str) -> None:
         """Drop all requests of a job before the next step; waiting callers get an error."""
+        ...
+
+    def switch(self, switches: DraftSwitches) -> None:
+        """From the next step on, nothing is drafted for what an operator has switched off."""
         ...
 
     # --- health --------------------------------------------------------------------------------
@@ -217,6 +222,7 @@ class Request:
     watch_text: Callable[[], Callable[[int], bool]] | None = None
     verification: Verification = Verification.COUPLED
     route: Cohort = Cohort()
+    scope: RowScope = ANY_ROW  # by which an operator may have switched its drafts off
     max_depth: int | None = None  # a cap on what `depth` None may choose
     sources: frozenset[str] | None = None  # names of proposers that may be asked; None: all
     draft_model: str | None = None  # name of the only one that may be asked; None: any of them

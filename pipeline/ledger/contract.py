@@ -38,6 +38,7 @@ from specbatch.schemas.audit import (
     PublishedManifest,
 )
 from specbatch.schemas.backlog import Backlog
+from specbatch.schemas.draft_switches import DraftSwitch, SwitchScope
 from specbatch.schemas.figures import SlowFalls, StoreFigures
 from specbatch.schemas.fingerprint import Models
 from specbatch.schemas.job_figures import GroupFigures, RowFigures
@@ -500,6 +501,19 @@ class Store(Protocol):
 
     def retire(self, fingerprint: str) -> ModelVersion:
         """A retired model cannot be promoted. Raises `UsageError` while it is deployed."""
+
+    # --- drafting switched off by an operator -----------------------------------------------
+    def switch_drafting_off(self, scope: SwitchScope, reason: str) -> tuple[DraftSwitch, bool]:
+        """Switch drafting off for a scope. False: it was off already, and stays as it was.
+
+        The logs of the live jobs that it concerns say so.
+        """
+
+    def switch_drafting_on(self, scope: SwitchScope) -> DraftSwitch | None:
+        """End the switch of exactly this scope; None when there is none. The logs say so too."""
+
+    def draft_switches(self, history: bool = False) -> list[DraftSwitch]:
+        """What is switched off now, the oldest first; with `history` all that ever was."""
 
     # --- device time ------------------------------------------------------------------------
     def begin_session(self, session: NewSession) -> None:

@@ -6,12 +6,13 @@ A decision is recorded when it is new: a job that continues as before adds nothi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from specbatch.pipeline.policy import tuning
 from specbatch.pipeline.policy.acceptance import Acceptance, Track, Tracks, label_of, proposer_of
 from specbatch.pipeline.policy.costs.controls import NOTHING_MEASURED, Measured
+from specbatch.schemas.draft_switches import DraftSwitch
 from specbatch.schemas.speculation import (
     ALL_PROPOSERS,
     PRE_GENERATED,
@@ -102,6 +103,7 @@ class _Job:
     collapsed: dict[str, bool] = field(default_factory=dict)  # by proposer: far below its best
     judged: dict[str, tuple[tuple[float, float], int]] = field(default_factory=dict)
     # by proposer: the figures of the last replan that counted, and its step
+    switched: list[DraftSwitch] = field(default_factory=list)  # off by an operator, as recorded
     drafting: _Settled = field(default_factory=_Settled)
     routes: dict[str | None, _Settled] = field(default_factory=dict)  # by tag
     decisions: list[Decision] = field(default_factory=list)
@@ -250,6 +252,50 @@ class DecisionLog:
         """A replan's draft model for the rows of a tag, recorded once it is settled."""
         if self._job(job).routes.setdefault(tag, _Settled()).turns(model):
             self._note(job, DecisionAction.ROUTED, model, reason(), sequences=sequences)
+
+    # --- what an operator has switched off ------------------------------------------------------
+    def record_switched_off(
+        self, job: str, by: Mapping[str, DraftSwitch], everything: bool
+    ) -> None:
+        """`by`: the switch of each proposer that is off for rows of the job. `everything`: all are.
+
+        What the engine had found about them by itself is no reason for an alert any more: a
+        decision took its place. They start afresh when they are switched on.
+        """
+        of = self._job(job)
+        for switch in dict.fromkeys(by.values()):
+            if switch not in of.switched:
+                of.switched.append(switch)
+                reason = f"switched off by {switch.off_by}: {switch.reason}"
+                whom = switch.scope.proposer or ALL_PROPOSERS
+                self._note(job, DecisionAction.SWITCHED_OFF, whom, reason)
+        whole = [name for name, switch in by.items() if not switch.scope.tag]
+        for proposer in whole:
+            self._rest(job, of, proposer)
+        if everything and len(whole) == len(by):
+            if of.drafting.recorded is False:
+                self.on_decision(job, ALL_PROPOSERS, False)
+            of.drafting = _Settled()
+
+    def _rest(self, job: str, of: _Job, proposer: str) -> None:
+        breaker = of.breakers.pop(proposer, None)
+        if breaker is not None and breaker.open_until is not None:
+            self.on_decision(job, proposer, False)
+        if of.collapsed.get(proposer):
+            of.collapsed[proposer] = False
+            self.on_collapse(job, proposer, False)
+        for (name, _), level in of.heights.items():
+            if name == proposer:
+                level.strikes = 0
+
+    def record_switched_on(self, active: Collection[DraftSwitch]) -> None:
+        """`active`: what is still switched off."""
+        for job, of in tuple(self._jobs.items()):
+            for switch in [s for s in of.switched if s not in active]:
+                of.switched.remove(switch)
+                reason = f"{switch.off_by} had switched it off: {switch.reason}"
+                whom = switch.scope.proposer or ALL_PROPOSERS
+                self._note(job, DecisionAction.SWITCHED_ON, whom, reason)
 
     # --- what is handed out ---------------------------------------------------------------------
     def lessons(self, job: str) -> Lessons:

@@ -71,6 +71,7 @@ class LeaseKeeper:
 
     def __init__(self, store: Store, lease_sec: float, check_sec: float = CHECK_SEC) -> None:
         self._beside: list[Callable[[], None]] = []
+        self._at_checks: list[Callable[[], None]] = []
         self._store = store
         self._lease_sec = lease_sec
         self._check_sec = check_sec
@@ -113,6 +114,10 @@ class LeaseKeeper:
     def at_heartbeats(self, beside: Callable[[], None]) -> None:
         """Call `beside` at every heartbeat, whether there are leases or not."""
         self._beside.append(beside)
+
+    def at_checks(self, beside: Callable[[], None]) -> None:
+        """Call `beside` whenever it is checked whether jobs must stop, while there are leases."""
+        self._at_checks.append(beside)
 
     def holds(self, stage: Stage) -> bool:
         """Whether this process holds a group at this stage."""
@@ -188,6 +193,8 @@ class LeaseKeeper:
                     for beside in self._beside:
                         beside()
                 self.check_cancelled()
+                for beside in self._at_checks if self._held else ():
+                    beside()
             except Exception:  # the next one may succeed; without any, all leases would expire
                 log.exception("heartbeat failed, leases may expire")
 

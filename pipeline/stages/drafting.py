@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from specbatch.pipeline.engines.exact.proposers.history import History
@@ -21,10 +21,12 @@ from specbatch.pipeline.policy.tuning import (
     USUAL_DRAFT_PRICE,
 )
 from specbatch.pipeline.runtime.last_used import LastUsed
+from specbatch.pipeline.stages.requests import scope_of
 from specbatch.pipeline.storage.artefacts import DraftBlock
 from specbatch.pipeline.storage.history_files import HISTORY, delete_reported, name_of
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.pipeline.storage.workspace import put_own, read_own
+from specbatch.schemas.draft_switches import DraftSwitches
 from specbatch.schemas.errors import (
     FencedError,
     SpecbatchError,
@@ -73,9 +75,17 @@ class Drafting:
     No output depends on it: failures are logged, and the job goes on.
     """
 
-    def __init__(self, store: Store, objects: Objects, drafts_beside: bool = False) -> None:
-        """`drafts_beside`: this process's own verifier has a draft model beside it."""
+    def __init__(
+        self,
+        store: Store,
+        objects: Objects,
+        drafts_beside: bool = False,
+        switches: Callable[[], DraftSwitches] = DraftSwitches,
+    ) -> None:
+        """`drafts_beside`: this process's own verifier has a draft model beside it. `switches`:
+        what an operator has switched off by now."""
         self._drafts_beside = drafts_beside
+        self._switches = switches
         self._store = store
         self._objects = objects
         self._histories: LastUsed[str, _Slot] = LastUsed(_JOBS_KEPT)
@@ -177,6 +187,8 @@ class Drafting:
         If verifiers have a draft model beside them, blocks are made for pilots only; if this
         process has one, not even for those.
         """
+        if self.is_off(spec):
+            return False
         if spec.speculation.pregenerate != "auto" or not spec.may_propose:
             return spec.proposes(group_index)
         if self._drafts_beside:
@@ -185,9 +197,14 @@ class Drafting:
 
     def rows_ahead(self, job: JobRow, spec: JobSpec, rows: Sequence[PromptRow]) -> list[PromptRow]:
         """The rows of a group to write ahead for: of a pilot group a part, else all."""
+        rows = [row for row in rows if not self.is_off(spec, row.tag)]
         if spec.speculation.pregenerate is True or self._is_worth_it(job):
-            return list(rows)
-        return list(rows[: max(1, len(rows) // _PILOT_ROWS)])
+            return rows
+        return rows[: max(1, len(rows) // _PILOT_ROWS)]
+
+    def is_off(self, spec: JobSpec, tag: str | None = None) -> bool:
+        """Whether an operator has switched blocks off for rows of this tag; None: for all rows."""
+        return self._switches().is_off(scope_of(spec, tag), PRE_GENERATED)
 
     def _is_worth_it(self, job: JobRow) -> bool:
         """Whether blocks were worth making in earlier jobs of the name."""
@@ -199,10 +216,12 @@ class Drafting:
         return judged and not local and block_length(acceptance, tested, PILOT_TOKENS) > 0
 
     def length(self, job: JobRow, spec: JobSpec, proposer: str = "") -> int:
-        """Tokens to write ahead for the job's next group; 0: none are worth it.
+        """Tokens to write ahead for the job's next group; 0: none are worth it, or wanted.
 
         `proposer`: fingerprint of the model that would write.
         """
+        if self.is_off(spec):
+            return 0
         if spec.speculation.pregenerate_tokens != "auto":
             return spec.speculation.pregenerate_tokens
         try:

@@ -25,9 +25,11 @@ from specbatch.pipeline.stages.requests import (
     request_id_of,
     requests_of,
     row_and_sample,
+    scope_of,
 )
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.pipeline.storage.prompts import ReadRows, reader
+from specbatch.schemas.draft_switches import DraftSwitches
 from specbatch.schemas.errors import DeviceLostError, SpecbatchError
 from specbatch.schemas.messages import (
     HINT_EXPIRES_SEC,
@@ -38,6 +40,7 @@ from specbatch.schemas.messages import (
 )
 from specbatch.schemas.records import JobRow, Stage
 from specbatch.schemas.spec import JobSpec, spec_of
+from specbatch.schemas.speculation import PRE_GENERATED
 from specbatch.schemas.timekeeping import HINTS, Attempt
 
 log = logging.getLogger(__name__)
@@ -164,8 +167,15 @@ class Refiller:
     """Writes on from where a request is, on a proposer's engines."""
 
     def __init__(
-        self, store: Store, objects: Objects, host: Engines, timing: Timing | None = None
+        self,
+        store: Store,
+        objects: Objects,
+        host: Engines,
+        timing: Timing | None = None,
+        switches: Callable[[], DraftSwitches] = DraftSwitches,
     ) -> None:
+        """`switches`: what an operator has switched off by now."""
+        self._switches = switches
         self._store, self._objects, self._host = store, objects, host
         self._timing = timing or Timing()
         self._readers: LastUsed[str, ReadRows] = LastUsed(_JOBS_KEPT)
@@ -199,6 +209,8 @@ class Refiller:
         rows = read(prompts)
         row = next((row for row in rows if row.row_index == message.row_index), None)
         if row is None or message.sample_index >= row.n:
+            return None
+        if self._switches().is_off(scope_of(spec, row.tag), PRE_GENERATED):
             return None
         asked = requests_of(job.job_id, spec, row, _no_text)[message.sample_index]
         wanted = spec.speculation.pregenerate_tokens

@@ -14,6 +14,7 @@ from specbatch.pipeline.policy.depth import depth_cap
 from specbatch.pipeline.privacy.retention import KEEP_ALL, TextPolicy
 from specbatch.pipeline.stages.text_stop import Decode, TextStop, text_before_stop
 from specbatch.pipeline.storage.artefacts import DraftBlock
+from specbatch.schemas.draft_switches import RowScope
 from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import CompletionRecord, JobRow, PromptRow
 from specbatch.schemas.registry import NO_MODELS
@@ -46,6 +47,7 @@ def requests_of(
     depth = _depth_of(spec, cap)
     sources = spec.speculation.sources
     watch = partial(TextStop, decode, params.stop, params.min_tokens) if params.stop else None
+    scope = scope_of(spec, row.tag)
     requests = []
     for sample in range(row.n):
         block = drafts.get((row.row_index, sample)) if drafts else None
@@ -60,6 +62,7 @@ def requests_of(
                 verification=spec.speculation.verification,
                 watch_text=watch,
                 route=Cohort(job_id, kept.tag(row.tag)),
+                scope=scope,
                 max_depth=cap,
                 sources=None if sources == "hybrid" else frozenset(sources),
                 draft_model=tag_models.get(row.tag, tag_models.get(None)),
@@ -69,6 +72,11 @@ def requests_of(
             )
         )
     return requests
+
+
+def scope_of(spec: JobSpec, tag: str | None = None) -> RowScope:
+    """Of a job's rows with this tag; None: of all its rows."""
+    return RowScope(spec.tenant, spec.name, tag or "")
 
 
 def goes_without_models(spec: JobSpec, row: PromptRow) -> bool:

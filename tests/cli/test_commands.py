@@ -38,7 +38,7 @@ def test_show_takes_the_first_characters_of_an_id(cli: Any, job: Any) -> None:
     told = {name: shown.json[name] for name in ("decisions", *saved, *pinned)}
     told |= {"rows_quarantined": 0, "audits": [], "waits_for": None}
     told |= {"given_back": None, "workers": {}, "interrupted": False, "resume": None}
-    told |= {"notifications": [], "system": None, "template": None}
+    told |= {"notifications": [], "system": None, "template": None, "drafting_switched_off": []}
     assert shown.json == made | told
     assert "progress: 12 of 12 prompts, 1 of 1 groups" in cli("show", made["job"]).out
 

@@ -6,7 +6,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import create_engine, text
 
-from specbatch.pipeline.bootstrap import make_client, make_store
+from specbatch.pipeline.bootstrap import Worker, make_client, make_store
 from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.policy.breaker import DecisionLog
@@ -26,10 +28,17 @@ from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.pipeline.runtime.client import Client
 from specbatch.pipeline.runtime.knowledge_store import KnowledgeStore
 from specbatch.pipeline.storage.artefacts import read_drafts
+from specbatch.schemas.audit import EntryKind
+from specbatch.schemas.draft_switches import SwitchScope
 from specbatch.schemas.records import CompletionRecord, JobRow, JobState
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import load_spec
-from specbatch.schemas.speculation import AcceptanceCount, Decision, DecisionAction
+from specbatch.schemas.speculation import (
+    ALL_PROPOSERS,
+    AcceptanceCount,
+    Decision,
+    DecisionAction,
+)
 from specbatch.workers.app import make_enqueue
 from specbatch.workers.lifecycle import embedded
 from support import demo
@@ -88,7 +97,7 @@ class Done:
 class Night:
     """A folder with prompts and a workspace, whose workers come and go."""
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(self, folder: Path, rows: int = ROWS, **settings: Any) -> None:
         self.folder = folder
         self.settings = Settings(
             workspace=str(folder / "workspace"), broker_url="memory://localhost/", **settings
@@ -97,23 +106,24 @@ class Night:
         self.store = make_store(self.settings)
         self._client: Client | None = None
         self._jobs = 0
-        rows = pq.read_table(demo.PROMPTS).slice(0, ROWS)
-        tags = pa.array(["odd" if i % 2 else "even" for i in range(ROWS)])
+        prompts = pq.read_table(demo.PROMPTS).slice(0, rows)
+        assert len(prompts) == rows
+        tags = pa.array(["odd" if i % 2 else "even" for i in range(rows)])
         pq.write_table(
-            rows.drop_columns("tag").append_column("tag", tags), folder / "prompts.parquet"
+            prompts.drop_columns("tag").append_column("tag", tags), folder / "prompts.parquet"
         )
 
     @contextmanager
     def worker(
         self, draft: Path | None = demo.DRAFT, verifier: Path = demo.VERIFIER
-    ) -> Iterator[None]:
+    ) -> Iterator[Worker]:
         """An embedded worker for the jobs inside."""
         models = str(verifier), str(draft) if draft else None
         with embedded(self.settings, *models) as (app, worker):
             self._client = make_client(self.settings, make_enqueue(app), worker.store)
             self._models = {"verifier": models[0], "proposer": models[1]}
             try:
-                yield
+                yield worker
             finally:
                 self._client = None
 
@@ -347,3 +357,61 @@ def test_drafts_that_never_fit_are_given_up_and_the_reason_is_kept(
     for decision in told:
         assert re.search(f"{too_little}|{too_dear}", decision.reason)
         assert tried.job.created_at <= decision.at <= (tried.job.finished_at or 0.0)
+
+
+# --- switched off by an operator ----------------------------------------------------------------
+
+HEARTBEAT_SEC = 0.5
+
+
+def drafted_by(worker: Worker) -> tuple[int, int]:
+    """Draft tokens and steps of the verify engine so far."""
+    stats = worker.engines[0].stats
+    return sum(of.proposed for of in stats), sum(of.steps for of in stats)
+
+
+def until(happened: Callable[[], bool]) -> float:
+    """Wait until something has happened; the seconds that it took."""
+    begun = time.monotonic()
+    while not happened():
+        assert time.monotonic() < begun + WAIT_SEC
+        time.sleep(0.002)
+    return time.monotonic() - begun
+
+
+def test_drafting_that_is_switched_off_under_load_ends_within_a_heartbeat(tmp_path: Path) -> None:
+    """And is on again once it is switched on. No row is lost, and outputs are those of depth 0."""
+    night = Night(tmp_path, rows=96, lease_sec=3 * HEARTBEAT_SEC)
+    load: dict[str, Any] = {"tokens": 256, "depth": 4, "sources": ["draft-model", "ngram"]}
+    operator = make_store(night.settings, "alice")
+    with night.worker() as worker, ThreadPoolExecutor(1) as pool:
+        running = pool.submit(night.run, **load)
+        until(lambda: drafted_by(worker)[0] > 0)
+        operator.switch_drafting_off(SwitchScope(), "acceptance fell")
+        waited = until(lambda: worker.switches.now.active != ())
+        assert waited < 2 * HEARTBEAT_SEC
+        _, steps = drafted_by(worker)
+        until(lambda: drafted_by(worker)[1] > steps + 2)
+        proposed, steps = drafted_by(worker)
+        done = running.result(WAIT_SEC)
+        assert drafted_by(worker)[0] == proposed
+        assert drafted_by(worker)[1] > steps + 50, "most of the job went on without drafts"
+        assert done.drafted == proposed
+
+        later = night.run(tokens=8)
+        assert later.drafted == 0
+        operator.switch_drafting_on(SwitchScope())
+        until(lambda: worker.switches.now.active == ())
+        assert night.run(**load | {"tokens": 8}).drafted > 0
+        plain = night.run(**load | {"depth": "off"})
+    assert len(done.outputs) == 96
+    assert done.outputs == plain.outputs
+    said = {(d.action, d.proposer, d.reason) for d in done.decisions}
+    assert (
+        DecisionAction.SWITCHED_OFF,
+        ALL_PROPOSERS,
+        "switched off by alice: acceptance fell",
+    ) in said
+    entries = [e.actor for e in operator.log(done.job.job_id) if e.kind == EntryKind.DRAFTING]
+    assert entries == ["alice"]
+    operator.close()

@@ -21,6 +21,7 @@ from specbatch.pipeline.engines.exact.service import (
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
+from specbatch.schemas.draft_switches import DraftSwitches
 from specbatch.schemas.errors import EngineError
 from specbatch.schemas.records import FinishReason, SamplingParams
 from specbatch.schemas.speculation import AcceptanceCount, Decision, DecisionAction
@@ -64,6 +65,9 @@ class ScriptedEngine:
 
     def prepare(self) -> None:
         """It has nothing to load."""
+
+    def switch(self, switches: DraftSwitches) -> None:
+        """It drafts nothing."""
 
     def step(self) -> list[Completion]:
         if self.broken:

@@ -35,6 +35,7 @@ TABLES = {
     "audits",
     "completions",
     "decisions",
+    "draft_switches",
     "groups",
     "jobs",
     "machine_knowledge",

@@ -246,3 +246,13 @@ def test_something_is_done_with_every_heartbeat_leases_or_not(store: SqlStore) -
         assert done.wait(60)
     finally:
         lease_keeper.close()
+
+
+def test_something_is_done_with_every_check_of_leases_in_use(store: SqlStore) -> None:
+    lease_keeper, done = LeaseKeeper(store, 3 * LONG, check_sec=0.01), threading.Event()
+    try:
+        lease_keeper.at_checks(done.set)
+        with lease_keeper.hold(held_group(store)):
+            assert done.wait(60)
+    finally:
+        lease_keeper.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.stages.drafting import Drafting
 from specbatch.pipeline.storage.objects import Objects
+from specbatch.schemas.draft_switches import ALL_ON, DraftSwitch, DraftSwitches, SwitchScope
 from specbatch.schemas.records import JobRow, PromptRow
 from specbatch.schemas.spec import JobSpec
 from specbatch.schemas.speculation import PRE_GENERATED, AcceptanceCount
@@ -58,8 +60,10 @@ def rows_ahead(drafting: Drafting, spec: JobSpec, groups: int) -> list[int]:
     ]
 
 
-def drafting_of(*counts: AcceptanceCount, beside: bool = False) -> Drafting:
-    return Drafting(cast(Store, Priors(*counts)), Objects(), beside)
+def drafting_of(
+    *counts: AcceptanceCount, beside: bool = False, off: DraftSwitches = ALL_ON
+) -> Drafting:
+    return Drafting(cast(Store, Priors(*counts)), Objects(), beside, lambda: off)
 
 
 @pytest.mark.parametrize("counts", [(), (POOR,)])
@@ -83,3 +87,31 @@ def test_all_rows_are_drafted_ahead_where_that_was_worth_it_or_is_asked_for() ->
 
 def test_nothing_is_drafted_ahead_beside_a_verifier_with_a_draft_model() -> None:
     assert sum(rows_ahead(drafting_of(GOOD, beside=True), spec_of(), 16)) == 0
+
+
+# --- switched off by an operator ------------------------------------------------------------------
+
+
+def off(**scope: str) -> DraftSwitches:
+    return DraftSwitches((DraftSwitch(SwitchScope(**scope), 1.0, "alice", "it is slow"),))
+
+
+@pytest.mark.parametrize("scope", [{}, {"tenant": "default"}, {"proposer": PRE_GENERATED}])
+def test_nothing_is_drafted_ahead_that_is_switched_off(scope: dict[str, str]) -> None:
+    drafting = drafting_of(GOOD, off=off(**scope))
+    for spec in (spec_of(), spec_of(pregenerate=True), spec_of(pregenerate_tokens=32)):
+        assert not drafting.proposes(job(), spec, 0)
+        assert drafting.length(job(), spec) == 0, "of a group that waited for drafts already"
+        assert drafting.rows_ahead(job(), spec, ROWS) == []
+
+
+def test_only_rows_of_a_tag_that_is_switched_off_are_left_out() -> None:
+    drafting, spec = drafting_of(GOOD, off=off(tag="de")), spec_of()
+    tagged = replace(ROWS[0], tag="de")
+    assert drafting.proposes(job(), spec, 0)
+    assert drafting.rows_ahead(job(), spec, [tagged, *ROWS[1:]]) == ROWS[1:]
+
+
+def test_other_proposers_that_are_switched_off_change_nothing_ahead() -> None:
+    drafting = drafting_of(GOOD, off=off(proposer="draft-model"))
+    assert rows_ahead(drafting, spec_of(), 3) == [64, 64, 64]

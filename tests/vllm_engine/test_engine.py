@@ -15,6 +15,13 @@ from specbatch.pipeline.engines.contract import Completion, Request
 from specbatch.pipeline.engines.exact.service import EngineService, made
 from specbatch.pipeline.engines.vllm.engine import PASSED_OVER, VllmEngine
 from specbatch.pipeline.engines.vllm.probe import Verdict
+from specbatch.schemas.draft_switches import (
+    ALL_ON,
+    DraftSwitch,
+    DraftSwitches,
+    RowScope,
+    SwitchScope,
+)
 from specbatch.schemas.errors import (
     EngineError,
     ModelError,
@@ -576,3 +583,31 @@ def test_a_request_that_is_cancelled_in_its_recheck_ends_once() -> None:
     dropped = made.engine.cancel(lambda r: r.request_id == "r0")
     assert [c.request_id for c in dropped] == ["r0"]
     assert made.engine.idle
+
+
+# --- switched off by an operator ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("own", [None, []], ids=["our drafts", "the core's"])
+def test_drafts_that_are_switched_off_end_with_the_next_step(own: list[int] | None) -> None:
+    made, sources = Made(own=own), BLOCK if own is None else frozenset({"draft-model"})
+    off = DraftSwitches((DraftSwitch(SwitchScope(tag="de"), 1.0, "alice", "it is slow"),))
+    for n, tag in enumerate(("de", "fr")):
+        more = {"depth": 2, "sources": sources, "scope": RowScope("", "", tag)}
+        made.engine.add(request(n, draft_ids=right(n), **more))
+    for _ in range(5):
+        made.engine.step()
+    before = {s.request.scope.tag: s.proposed for s in made.engine.unfinished}
+    assert min(before.values()) > 0
+    made.engine.switch(off)
+    for _ in range(3):
+        made.engine.step()
+    after = {s.request.scope.tag: s.proposed for s in made.engine.unfinished}
+    assert after["de"] == before["de"]
+    assert after["fr"] > before["fr"]
+    made.engine.switch(ALL_ON)
+    made.engine.step()
+    assert {s.request.scope.tag: s.proposed for s in made.engine.unfinished}["de"] > after["de"]
+    done = made.finish()
+    assert done["r0"].token_ids == right(0)
+    assert done["r1"].token_ids == right(1)

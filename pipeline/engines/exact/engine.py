@@ -43,6 +43,7 @@ from specbatch.pipeline.engines.exact.state.step_accounts import StepAccounts
 from specbatch.pipeline.policy import tuning
 from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
+from specbatch.schemas.draft_switches import DraftSwitches
 from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import FinishReason, SamplingParams, TopLogprobs
 from specbatch.schemas.speculation import AcceptanceCount
@@ -147,6 +148,10 @@ class Engine:
                 self.stats.hints_followed += followed
                 self.stats.hints_dropped += not followed
 
+    def switch(self, switches: DraftSwitches) -> None:
+        """From the next step on, nothing is drafted for what an operator has switched off."""
+        self._speculator.switch(switches)
+
     def wanted(self) -> list[Wanted]:
         """Requests for which hints are wanted, each listed once: see `BlockProposer.wanting`."""
         return [] if self._block is None else self._block.wanting()
@@ -192,7 +197,8 @@ class Engine:
         self._scheduler.max_batch_tokens = self._budget.now
         plan = self._scheduler.schedule()
         deciding = [p.sequence for p in plan if p.decides]
-        asking = self._watch.ask(deciding) if self._watch is not None else 0
+        is_off = self._speculator.is_off
+        asking = self._watch.ask(deciding, is_off) if self._watch is not None else 0
         draft_plan = self._speculator.propose(deciding, self._room_for_draft)
         drafting = asking + int(draft_plan.drafting_sec * TICKS_PER_SEC)
         return Step(plan, deciding, draft_plan, begun, drafting)

@@ -46,6 +46,7 @@ from specbatch.pipeline.engines.models.draft_names import DRAFT_MODEL, draft_nam
 from specbatch.pipeline.engines.models.fingerprint import fingerprint_of, unchanged
 from specbatch.pipeline.engines.models.model_folder import LoadedModels, check_pair, inspect_folder
 from specbatch.pipeline.policy.knowledge import Knowledge, KnowledgeKeeper
+from specbatch.schemas.draft_switches import ALL_ON, DraftSwitches
 from specbatch.schemas.errors import (
     DeviceLostError,
     ModelChangedError,
@@ -110,6 +111,7 @@ class EngineHost:
         self._only_job = only_job
         self._store = knowledge_store  # what earlier engines learned of their machines
         self._services: dict[EngineSpec, EngineService] = {}
+        self._switches = ALL_ON
         self._stopped = False
         self._lock = threading.Lock()
         self._serves: Serves | None = None
@@ -165,6 +167,7 @@ class EngineHost:
                     keep=self._keeping(spec),
                     on_wanted=self._on_wanted,
                 )
+                self._services[spec].switch(self._switches)
             return self._services[spec]
 
     def tag_models(
@@ -200,6 +203,12 @@ class EngineHost:
     def cancel(self, job_id: str) -> None:
         for service in self._all():
             service.cancel(job_id)
+
+    def switch(self, switches: DraftSwitches) -> None:
+        with self._lock:
+            self._switches = switches
+        for service in self._all():
+            service.switch(switches)
 
     def hint(self, request_id: str, position: int, token_ids: tuple[int, ...]) -> None:
         """Passes a hint to all engines; those without the request ignore it."""

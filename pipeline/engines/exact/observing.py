@@ -78,10 +78,11 @@ class Watch:
         of = self._stats
         return list(of.time), of.preemptions, of.raised_passes, of.proposer_failures
 
-    def ask(self, deciding: Seq[Sequence]) -> int:
-        """Called before drafting. Returns the 100-ns units that a draft model took."""
+    def ask(self, deciding: Seq[Sequence], is_off: Callable[[str, Sequence], bool]) -> int:
+        """Called before drafting. Returns the 100-ns units that a draft model took. `is_off`: an
+        operator has switched a proposer, by its name, off for a sequence."""
         begun = now()
-        return now() - begun if self._drift.ask(deciding) else 0
+        return now() - begun if self._drift.ask(deciding, is_off) else 0
 
     def compare(self, step: Step, logits: Tensor) -> None:
         """The verifier's logits are there."""

@@ -18,6 +18,7 @@ from specbatch.pipeline.engines.exact.state.sequence import Sequence as RunningS
 from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.crash_points import CrashPoint, reach
+from specbatch.schemas.draft_switches import ALL_ON, DraftSwitches
 from specbatch.schemas.errors import (
     BrokenModelError,
     DeviceLostError,
@@ -70,6 +71,8 @@ class SteppingEngine(Protocol):
 
     def hint(self, request_id: str, position: int, token_ids: tuple[int, ...]) -> None: ...
 
+    def switch(self, switches: DraftSwitches) -> None: ...
+
     def prepare(self) -> None: ...
 
     def step(self) -> list[Completion]: ...
@@ -101,6 +104,7 @@ class EngineService:
         self._make_engine = make_engine
         self._on_wanted = on_wanted
         self._hints: deque[tuple[str, int, tuple[int, ...]]] = deque(maxlen=MAX_HINTS)
+        self._switches = ALL_ON
         self._gate = gate or nullcontext()
         self._keep = keep
         self._kept_at = 0  # observations
@@ -135,6 +139,10 @@ class EngineService:
             self._changed.notify()
         reach(CrashPoint.SUBMIT)
         return ticket
+
+    def switch(self, switches: DraftSwitches) -> None:
+        """From the next step on, nothing is drafted for what is switched off."""
+        self._switches = switches
 
     def hint(self, request_id: str, position: int, token_ids: tuple[int, ...]) -> None:
         """Suggest, before the next step, what follows the first `position` output tokens.
@@ -295,6 +303,7 @@ class EngineService:
         for ticket, units in asked_back.items():
             self._give_back(ticket, units, self._engine)
         self._pass_hints(self._engine)
+        self._engine.switch(self._switches)
         if not self._engine.idle:
             self._deliver_step(self._engine)
             if self._on_wanted is not None:

@@ -41,6 +41,7 @@ from specbatch.pipeline.engines.vllm.proposer import CoreProposer
 from specbatch.pipeline.policy import tuning
 from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
+from specbatch.schemas.draft_switches import DraftSwitches
 from specbatch.schemas.errors import DeviceLostError, EngineError, ModelChangedError
 from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import FinishReason, Recheck, SamplingParams
@@ -171,6 +172,11 @@ class VllmEngine:
         followed = self._block.extend(sequence, position, token_ids)
         self.stats.hints_followed += followed
         self.stats.hints_dropped += not followed
+
+    def switch(self, switches: DraftSwitches) -> None:
+        """From the next step on, no drafts are verified for what an operator has switched off. A
+        core that drafts itself goes on doing so: only a core without speculation would not."""
+        self._speculator.switch(switches)
 
     def wanted(self) -> list[Wanted]:
         return self._block.wanting()

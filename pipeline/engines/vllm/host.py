@@ -30,6 +30,7 @@ from specbatch.pipeline.engines.vllm.parameters import check_given
 from specbatch.pipeline.engines.vllm.probe import probe
 from specbatch.pipeline.policy import tuning
 from specbatch.pipeline.policy.knowledge import Knowledge, KnowledgeKeeper
+from specbatch.schemas.draft_switches import ALL_ON, DraftSwitches
 from specbatch.schemas.errors import (
     DeviceLostError,
     ModelChangedError,
@@ -93,6 +94,7 @@ class VllmHost:
         self._on_wanted = on_wanted
         self._observer = observer
         self._running: _Running | None = None
+        self._switches = ALL_ON
         self._rechecks = True
         self._stopped = self._given_up = False
         self._lock = threading.Lock()
@@ -190,6 +192,7 @@ class VllmHost:
                         on_wanted=self._on_wanted,
                     ),
                 )
+                self._running.service.switch(self._switches)
             if self._running.dtype != dtype:
                 raise UsageError(
                     f"this worker's vLLM computes in {self._running.dtype}: start another worker "
@@ -268,6 +271,12 @@ class VllmHost:
         """What an engine's knowledge is about."""
         name, _ = self._class_of(dtype)
         return f"{name}; {self._models.of(self.model).digest[:16]}"
+
+    def switch(self, switches: DraftSwitches) -> None:
+        with self._lock:
+            self._switches = switches
+        for service in self._all():
+            service.switch(switches)
 
     def hint(self, request_id: str, position: int, token_ids: tuple[int, ...]) -> None:
         for service in self._all():

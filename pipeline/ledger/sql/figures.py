@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 
 from specbatch.pipeline.ledger.contract import AUDITED_SEC, MISSED_SEC, SUCCESS_SEC
-from specbatch.pipeline.ledger.sql import audit_log, jobs
+from specbatch.pipeline.ledger.sql import audit_log, jobs, switching
 from specbatch.pipeline.ledger.sql.pinning import PINNED_COLUMNS
 from specbatch.pipeline.ledger.sql.reading import BY_ROW
 from specbatch.pipeline.ledger.sql.transactions import Now, Transactions, upsert
@@ -141,6 +141,7 @@ def figures(conn: Connection, now: Now) -> StoreFigures:
         audited=audit_log.correctness(conn, open_work.at - AUDITED_SEC),
         schedules=_schedules(conn, open_work.at),
         at_risk=_at_risk(conn, open_work.at),
+        draft_switches=Counter(switch.scope.kind for switch in switching.switches(conn)),
     )
 
 

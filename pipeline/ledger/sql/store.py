@@ -28,6 +28,7 @@ from specbatch.pipeline.ledger.sql import (
     splitting,
     stopping,
     sweeping,
+    switching,
     time,
 )
 from specbatch.pipeline.ledger.sql import claim_next as sql_claim_next
@@ -275,6 +276,11 @@ class SqlStore:
     promote = _writes(registry.promote)
     roll_back = _writes(registry.roll_back)
     retire = _writes(registry.retire)
+
+    # --- drafting switched off by an operator -----------------------------------------------
+    switch_drafting_off = _writes(switching.switch_off)
+    switch_drafting_on = _writes(switching.switch_on)
+    draft_switches = _reads(switching.switches)
 
     # --- device time ------------------------------------------------------------------------
     begin_session = _writes(time.begin)

@@ -203,6 +203,12 @@ AUDITED = _gauge(
     "audited_completions", "completions audited in the last 30 days; result: same, different",
     "result", scope=STORE, values=(RESULTS,),
 )  # fmt: skip
+DRAFT_SWITCHES = _gauge(
+    "drafting_switches_off",
+    "switches by which operators have turned drafting off; scope: what narrows them",
+    "scope",
+    scope=STORE,
+)
 SCHEDULE_SUCCESS = _gauge(
     "schedule_last_success_timestamp_seconds", "when a run of a schedule was last submitted",
     "schedule", scope=STORE,

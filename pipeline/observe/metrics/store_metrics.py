@@ -165,6 +165,10 @@ def store_values(figures: StoreFigures | None) -> dict[Metric, dict[Labels, floa
             ("same",): float(same),
             ("different",): float(figures.audited.differing),
         },
+        names.DRAFT_SWITCHES: {
+            (kind,): float(count)
+            for kind, count in sorted({"everything": 0, **figures.draft_switches}.items())
+        },
         names.SCHEDULE_SUCCESS: {
             (name,): of.last_success_at
             for name, of in sorted(figures.schedules.items())

@@ -15,7 +15,7 @@ from specbatch.schemas.job_figures import Savings
 from specbatch.schemas.speculation import ALL_PROPOSERS, DecisionAction
 
 FULL, HALF = 1040, 490  # units wide: about as many pixels on a usual screen
-STOPS = (DecisionAction.OFF, DecisionAction.DISABLED)
+STOPS = (DecisionAction.OFF, DecisionAction.DISABLED, DecisionAction.SWITCHED_OFF)
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 10.0, 12.0, 44.0
 
 Points = Sequence[tuple[float, float | None]]  # x between 0 and 1; without a value: left out

@@ -41,7 +41,11 @@ class DriftWatch:
         self._sample: tuple[Proposer, Sequence, Tensor] | None = None
         self._found: tuple[str, Tensor] | None = None
 
-    def ask(self, deciding: Seq[Sequence]) -> bool:
+    def ask(
+        self,
+        deciding: Seq[Sequence],
+        is_off: Callable[[str, Sequence], bool] = lambda *_: False,
+    ) -> bool:
         """Before anything is drafted: have a model say what it expects somewhere, if it is time."""
         self._sample = self._found = None
         if not (self._models and deciding):
@@ -52,6 +56,8 @@ class DriftWatch:
         self._samples += 1
         model = self._models[self._samples % len(self._models)]
         sequence = deciding[(self._samples * _GOLDEN % 2**64) * len(deciding) >> 64]
+        if is_off(model.name, sequence):
+            return False
         try:
             logprobs = model.next_token_logprobs(sequence)
         except Exception as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,7 +37,10 @@ from specbatch.pipeline.policy.breaker import DecisionLog
 from specbatch.pipeline.policy.costs.controls import Arm
 from specbatch.pipeline.policy.depth import Controller, DepthSchedule
 from specbatch.pipeline.policy.knowledge import Knowledge
+from specbatch.schemas.draft_switches import ALL_ON, DraftSwitches, RowScope
 from specbatch.schemas.records import Verification
+
+MOST_SCOPES = 1024  # of rows, of which it is kept what is switched off
 
 
 @dataclass(slots=True)
@@ -80,6 +83,8 @@ class Speculator:
         for proposer in self.proposers:
             if proposer.pass_time is not None:
                 self.knowledge.draft_times[proposer.name] = proposer.pass_time
+        self._switches = ALL_ON
+        self._off: dict[tuple[str, RowScope], frozenset[str]] = {}  # proposers, by job and scope
         self._controller = Controller(self.knowledge)
         self._router = Router(self.proposers, self._controller, self._track)
         self._selection = _Selection(0, 0)
@@ -101,7 +106,11 @@ class Speculator:
         `room(sequence, wanted)` says how many draft tokens there are KV blocks for.
         """
         nothing = [NO_DRAFT] * len(deciding)
-        asking = any(s.request.depth != 0 or s.request.shadow for s in deciding)
+        asking = any(
+            (s.request.depth != 0 or s.request.shadow)
+            and len(self._switched_off(s)) < len(self.proposers)
+            for s in deciding
+        )
         if not (self.proposers and asking):
             self._settling = 0
             return DraftPlan(nothing)
@@ -176,6 +185,34 @@ class Speculator:
         self._router.forget(sequence)
         for proposer in self.proposers:
             proposer.forget(sequence)
+
+    # --- what an operator has switched off -----------------------------------------------------
+    def switch(self, switches: DraftSwitches) -> None:
+        """From the next step on, these count. All choices are made anew."""
+        if switches is self._switches:
+            return
+        self._switches = switches
+        self._off.clear()
+        self._selection = _Selection(0, 0)
+        self.decision_log.record_switched_on(switches.active)
+
+    def is_off(self, proposer: str, sequence: Sequence) -> bool:
+        return proposer in self._switched_off(sequence)
+
+    def _switched_off(self, sequence: Sequence) -> Collection[str]:
+        """Names of the proposers that are switched off for it."""
+        if not self._switches.active:
+            return ()
+        job, scope = sequence.request.route.job, sequence.request.scope
+        off = self._off.get((job, scope))
+        if off is None:
+            names = [proposer.name for proposer in self.proposers]
+            by = {name: found for name in names if (found := self._switches.of(scope, name))}
+            self.decision_log.record_switched_off(job, by, everything=len(by) == len(names))
+            if len(self._off) >= MOST_SCOPES:
+                self._off.clear()
+            off = self._off[job, scope] = frozenset(by)
+        return off
 
     # --- one step ------------------------------------------------------------------------------
     def _drawn(self, count: int, may_be_control: bool) -> Arm:
@@ -423,7 +460,10 @@ class Speculator:
         return found
 
     def _may(self, proposer: Proposer, sequence: Sequence) -> bool:
-        """Ratio tests need to know what a draft was sampled from; jobs may name their sources."""
+        """Ratio tests need to know what a draft was sampled from; jobs may name their sources, and
+        operators switch them off."""
+        if self.is_off(proposer.name, sequence):
+            return False
         request = sequence.request
         if request.sources is not None and kind_of(proposer.name) not in request.sources:
             return False
