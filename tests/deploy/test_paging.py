@@ -32,6 +32,7 @@ pytestmark = pytest.mark.integration  # Prometheus and Alertmanager
 HERE = "127.0.0.1"
 # The rule compares with a minute ago, for which nobody waits here.
 RECORDED = "schedule_outcome:specbatch_schedule_failed_runs:max"
+FAILED = 'alertmanager_notification_requests_failed_total{integration="webhook"'
 Pages = Queue[dict[str, Any]]
 
 
@@ -110,12 +111,13 @@ def pager() -> Iterator[tuple[str, Pages]]:
         thread.join()
 
 
-def paging(path: Path, url: str) -> Path:
-    """The configuration of `deploy/` with a pager, which is told at once."""
+def paging(path: Path, url: str | None = None) -> Path:
+    """The configuration of `deploy/` with a pager, which is told at once; None: as it is there."""
     (config,) = documents(CONFIG)
     config["route"]["group_wait"] = "0s"
     (page,) = [one for one in config["receivers"] if one["name"] == "page"]
-    page["webhook_configs"] = [{"url": url}]
+    if url is not None:
+        page["webhook_configs"] = [{"url": url}]
     path.write_text(yaml.safe_dump(config))
     return path
 
@@ -145,3 +147,15 @@ def test_a_scheduled_run_that_fails_pages(tmp_path: Path, pager: tuple[str, Page
     assert page["labels"]["outcome"] == "failed"
     assert page["annotations"]["summary"] == "nightly: 1 runs ended as failed"
     assert page["annotations"]["runbook_url"].endswith("/runbooks/NightlyRunFailed.html")
+
+
+def test_a_page_fails_loudly_while_no_pager_is_set(tmp_path: Path) -> None:
+    with PrivateAlertmanager(paging(tmp_path / "alertmanager.yml")) as alertmanager:
+        labels = {"alertname": "NightlyRunFailed", "severity": "page"}
+        alertmanager.ask("/api/v2/alerts", [{"labels": labels}]).close()
+        failed, until = 0.0, time.monotonic() + 30
+        while not failed and time.monotonic() < until:
+            with alertmanager.ask("/metrics") as answer:
+                lines = answer.read().decode().splitlines()
+            failed = sum(float(line.split()[-1]) for line in lines if line.startswith(FAILED))
+    assert failed
