@@ -1,0 +1,1 @@
+"""Learns draft models from what the store keeps of finished jobs."""
