@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pipeline.runtime",),
     ("pipeline.stages",),
     ("pipeline.bootstrap",),
-    ("workers", "pipeline.operations"),
+    ("workers", "pipeline.operations", "pipeline.learning"),
     ("jobs",),
     ("package",),
     ("benchmarks", "tools"),
