@@ -157,7 +157,7 @@ def train(
 
     It learns from outputs of one tenant whose texts are kept whole, and keeps the checkpoint with
     the best held-out acceptance. The exit code is 0 if the model is better than its parent beyond
-    the 95 % interval, 1 if not. After Ctrl-C, SIGTERM or a crash the same command resumes to the
+    the 95 % interval, 3 if not. After Ctrl-C, SIGTERM or a crash the same command resumes to the
     same weights.
     """
     require_engine_extra()
@@ -180,9 +180,12 @@ def train(
         seed=seed,
         device=device or settings.device,
     )
+    from transformers.utils import logging
+
     from specbatch.pipeline.learning.wiring import Watcher
     from specbatch.pipeline.learning.wiring import train as run
 
+    logging.disable_progress_bar()  # another library's bars beside ours
     with (
         closing(make_store(settings)) as store,
         if_interrupted(_INTERRUPTED),

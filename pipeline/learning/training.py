@@ -37,7 +37,7 @@ from specbatch.pipeline.learning.estimates import (
     counts_of,
 )
 from specbatch.pipeline.learning.objective import batch_of, batches, logits_of, loss_of, matches
-from specbatch.schemas.errors import ModelError, OutputError, UsageError
+from specbatch.schemas.errors import ModelError, OutputError, UsageError, first_line
 from specbatch.schemas.training import DEPTH, RECORD, DataOrder, Parameters
 
 OnStep = Callable[[int, int], None]
@@ -329,17 +329,18 @@ def _write_record(out: Path, record: dict[str, Any]) -> None:
 
 def _load(folder: ModelFolder) -> Any:
     """The model in the type of its files. Raises `ModelError`."""
+    if "quantization_config" in orjson.loads((folder.path / "config.json").read_bytes()):
+        raise ModelError(
+            f"proposer `{folder.ref}` has quantised weights, which cannot be trained: name the "
+            "folder that it was quantised from"
+        )
     try:
         model = AutoModelForCausalLM.from_pretrained(
             folder.path, dtype="auto", local_files_only=True
         )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise ModelError(f"proposer `{folder.ref}` cannot be loaded: {error}") from None
-    if not all(p.dtype.is_floating_point and p.dtype.itemsize >= 2 for p in model.parameters()):
-        raise ModelError(
-            f"proposer `{folder.ref}` has quantised weights, which cannot be trained: name the "
-            "folder that it was quantised from"
-        )
+        reason = first_line(error)
+        raise ModelError(f"proposer `{folder.ref}` cannot be loaded: {reason}") from None
     # Nothing is dropped at random: the target is another model, not scarce text.
     return model.eval()
 
