@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from enum import StrEnum
 from pathlib import Path
 from threading import Event
 from typing import Annotated, Any
@@ -19,6 +20,13 @@ from specbatch.jobs.cli.options import Json
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.schemas.extras import require_engine_extra
 from specbatch.schemas.training import MOST_TOKENS, DataOrder, Parameters
+
+
+class Export(StrEnum):
+    """Who trains instead."""
+
+    SPECULATORS = "speculators"
+
 
 _DATA, _TRAINING = "Data", "Training"
 _DEFAULT = Parameters()
@@ -150,6 +158,14 @@ def train(
             show_default=False,
         ),
     ] = None,
+    export: Annotated[
+        Export | None,
+        typer.Option(
+            "--export",
+            help="train nothing, and write the data set to --out as this trainer reads it",
+            show_default=False,
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Fine-tune a draft model on what the store keeps, and say if its drafts are accepted more
@@ -182,8 +198,7 @@ def train(
     )
     from transformers.utils import logging
 
-    from specbatch.pipeline.learning.wiring import Watcher
-    from specbatch.pipeline.learning.wiring import train as run
+    from specbatch.pipeline.learning import wiring
 
     logging.disable_progress_bar()  # another library's bars beside ours
     with (
@@ -198,19 +213,24 @@ def train(
             if stopped.is_set():
                 raise KeyboardInterrupt
 
-        watcher = Watcher(
+        watcher = wiring.Watcher(
             remark,
             on_read,
             lambda done, total: update(description="training", completed=done, total=total),
             stopped.is_set,
         )
-        record = run(settings, store, proposer, out, order, parameters, watcher)
+        if export is None:
+            record = wiring.train(settings, store, proposer, out, order, parameters, watcher)
+        else:
+            record = wiring.export(settings, store, proposer, out, order, watcher)
     if json:
         say_json(record)
+    elif export is not None:
+        say(f"{out}: " + ", ".join(f"{n:,} rows in {name}" for name, n in record["files"].items()))
     else:
         for line in summary(record, out):
             say(line)
-    if not record["better"]:
+    if export is None and not record["better"]:
         raise typer.Exit(FOUND)
 
 

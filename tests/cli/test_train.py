@@ -104,6 +104,28 @@ def test_a_stopped_training_resumes_whatever_has_ended_since(
     )
 
 
+def test_the_data_set_can_be_written_for_another_trainer(
+    cli: Any, folder: Path, taught: list[object], tiny_pair: TinyPair
+) -> None:
+    export = [*taught, "--out", "eagle", "--export", "speculators"]
+    done = cli(*export)
+    assert done.code == 0
+    rows = {
+        name: [orjson.loads(line) for line in (folder / "eagle" / name).read_bytes().splitlines()]
+        for name in ("train.jsonl", "held-out.jsonl")
+    }
+    assert sum(map(len, rows.values())) == ROWS
+    counts = ", ".join(f"{len(of):,} rows in {name}" for name, of in rows.items())
+    assert done.out.strip() == f"eagle: {counts}"
+    for row in (row for of in rows.values() for row in of):
+        assert list(row) == ["input_ids", "loss_mask"]
+        assert len(row["input_ids"]) == len(row["loss_mask"])
+        assert row["loss_mask"] == sorted(row["loss_mask"])
+    again = cli(*export)
+    assert again.complaint == "--out eagle is not empty: name a folder that is new or empty"
+    assert tiny_pair
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [
