@@ -96,6 +96,17 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
+class Skipped:
+    """A job that gives nothing, and why."""
+
+    job: JobRow
+    reason: str
+
+    def __str__(self) -> str:
+        return f"job {self.job.job_id} ({self.job.name}) {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
 class DataSets:
     """Makes data sets of one store's jobs."""
 
@@ -119,7 +130,7 @@ class DataSets:
         used: list[JobRow] = []
         for job in reversed(jobs):  # the newest first, as far as there is room
             if tokens >= order.most_tokens:
-                skipped.append(_skip(job, f"is older than {order.most_tokens:,} newer tokens"))
+                skipped.append(Skipped(job, f"is older than {order.most_tokens:,} newer tokens"))
                 continue
             used.insert(0, job)
             said = {"what": "training", "to": to}
@@ -140,30 +151,30 @@ class DataSets:
             jobs=tuple(used),
             verifier=jobs[-1].model_fingerprint,
             left_out=left_out,
-            skipped=tuple(skipped),
+            skipped=tuple(map(str, skipped)),
         )
 
     # --- jobs -----------------------------------------------------------------------------------
-    def _jobs(self, order: DataOrder, wanted: Wanted) -> tuple[list[JobRow], list[str]]:
+    def _jobs(self, order: DataOrder, wanted: Wanted) -> tuple[list[JobRow], list[Skipped]]:
         """Jobs that fit, oldest first, and which do not and why."""
         ended = list(self._ended(order.tenant))
         days = self.retention_days.get(order.tenant)
         over = set() if days is None else {j.job_id for j in self._ended(order.tenant, days)}
         taken: list[JobRow] = []
-        skipped: list[str] = []
+        skipped: list[Skipped] = []
         for job in (job for job in ended if _is_asked_for(job, order)):
             reason = "is past its tenant's retention" if job.job_id in over else None
             reason = reason or _reason_to_skip(job, wanted)
             if reason is None:
                 taken.append(job)
             else:
-                skipped.append(_skip(job, reason))
+                skipped.append(Skipped(job, reason))
         verifier = taken[-1].model_fingerprint if taken else None
         others = [job for job in taken if job.model_fingerprint != verifier]
-        skipped += [_skip(job, f"has another verifier than the newest ({_known(job)})")
-                    for job in others]  # fmt: skip
-        _check_jobs(order, [job for job in taken if job not in others], ended, skipped)
-        return [job for job in taken if job not in others], skipped
+        skipped += [Skipped(job, f"has another verifier ({_known(job)})") for job in others]
+        taken = [job for job in taken if job not in others]
+        _check_jobs(order, taken, ended, skipped)
+        return taken, skipped
 
     def _ended(self, tenant: str, days: float = 0.0) -> Iterator[JobRow]:
         """Jobs that ended so many days ago by the store's clock and are not wholly purged."""
@@ -212,26 +223,23 @@ def _reason_to_skip(job: JobRow, wanted: Wanted) -> str | None:
     return None
 
 
-def _skip(job: JobRow, reason: str) -> str:
-    return f"job {job.job_id} ({job.name}) {reason}"
-
-
 def _known(job: JobRow) -> str:
     return "not known" if job.model_fingerprint is None else shown(job.model_fingerprint)
 
 
 def _check_jobs(
-    order: DataOrder, taken: Sequence[JobRow], ended: Sequence[JobRow], skipped: Sequence[str]
+    order: DataOrder, taken: Sequence[JobRow], ended: Sequence[JobRow], skipped: Sequence[Skipped]
 ) -> None:
     """Raise `UsageError` if there are no jobs, or none of a name that was asked for."""
+    nothing = f"nothing to learn from for tenant {order.tenant!r}"
     for name in order.jobs:
         if not any(_is_named(job, name) for job in taken):
-            reasons = [text for text in skipped if f" {name}" in text or f"({name})" in text]
+            reasons = [one for one in skipped if _is_named(one.job, name)]
             why = reasons[-1] if reasons else f"no job {name!r} of it ended in this time"
-            raise UsageError(f"nothing to learn from for tenant {order.tenant!r}: {why}")
+            raise UsageError(f"{nothing}: {why}")
     if not taken:
         why = skipped[-1] if skipped else f"{len(ended):,} of its jobs ended, none in this time"
-        raise UsageError(f"nothing to learn from for tenant {order.tenant!r}: {why}")
+        raise UsageError(f"{nothing}: {why}")
 
 
 def _reason_to_omit(

@@ -104,6 +104,25 @@ def test_a_stopped_training_resumes_whatever_has_ended_since(
     )
 
 
+def test_jobs_of_another_verifier_than_the_newest_are_named_and_left_out(
+    cli: Any, folder: Path, taught: list[object], tiny_pair: TinyPair
+) -> None:
+    other = cli(
+        *("submit-job", "--local", "--input", "many.parquet", "--output", "o", "--name", "other"),
+        *("--verifier", tiny_pair.draft, "--max-tokens", 4, "--dtype", "float32"),
+    )
+    assert other.code == 0
+    export = [*taught, "--export", "speculators"]
+    done = cli(*export, "--out", "newest")
+    (line,) = [line for line in done.err.splitlines() if line.startswith("left out")]
+    assert "(taught) has another verifier (" in line
+    assert cli(*export, "--out", "named", "--job", "taught").code == 0
+    jobs = [orjson.loads((folder / name / "dataset.json").read_bytes())["jobs"]
+            for name in ("newest", "named")]  # fmt: skip
+    assert [len(of) for of in jobs] == [1, 1]
+    assert jobs[0] != jobs[1]
+
+
 def test_the_data_set_can_be_written_for_another_trainer(
     cli: Any, folder: Path, taught: list[object], tiny_pair: TinyPair
 ) -> None:
