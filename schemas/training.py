@@ -17,7 +17,7 @@ class DataOrder:
     jobs: tuple[str, ...] = ()  # names or ids; none: all of the tenant's
     since: float | None = None  # seconds since the epoch
     until: float | None = None
-    held_out: float = 0.1  # share of the prompts that nothing is learned from
+    held_out: float = 0.2  # share of the prompts that nothing is learned from
     most_tokens: int = MOST_TOKENS
 
 
@@ -25,7 +25,7 @@ class DataOrder:
 class Parameters:
     """How a model is trained. Each value that is None follows from the model or the data."""
 
-    epochs: float = 8.0
+    epochs: float = 4.0
     steps: int | None = None  # in place of epochs
     learning_rate: float | None = None
     batch_tokens: int = 4096  # of one step, padding included

@@ -81,7 +81,7 @@ def train(
             max=0.9,
             rich_help_panel=_DATA,
         ),
-    ] = 0.1,
+    ] = DataOrder().held_out,
     most_tokens: Annotated[
         int,
         typer.Option(

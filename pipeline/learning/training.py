@@ -44,7 +44,7 @@ OnStep = Callable[[int, int], None]
 Say = Callable[[str], None]
 
 EVALUATIONS = 10  # in a run
-PATIENCE = 4  # evaluations without a better one, after which it ends
+PATIENCE = 6  # evaluations without a better one, after which it ends: the last steps gain most
 CHECKPOINT_STEPS = 100
 WARMUP = 0.05  # share of the steps
 LAST_RATE = 0.1  # of the highest rate, at the end
