@@ -79,5 +79,5 @@ SUBSTITUTES = (
     ("specbatch bench  ",
      "specbatch bench --n 2 --acceptance 0.5 --engines ours --new-tokens 4 --runs 1 "),
     ("specbatch chaos  ", "specbatch chaos --runs 1 "),
-    ("--out models/draft-2", "--out models/draft-2 --steps 1 --learning-rate 0"),
+    ("--out draft-2", "--out draft-2 --steps 1 --learning-rate 0"),
 )  # fmt: skip
