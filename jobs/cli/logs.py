@@ -111,18 +111,20 @@ def folders_of(settings: Settings, job: JobRow) -> list[Path]:
 
 def time_of(since: str, now: datetime | None = None) -> str:
     """An age or a time as records have it, which sorts as text. Raises `UsageError`."""
-    if found := _AGE.fullmatch(since.strip()):
+    return moment_of("--since", since, now).isoformat(timespec="milliseconds")
+
+
+def moment_of(flag: str, text: str, now: datetime | None = None) -> datetime:
+    """An age or a time, in UTC. Raises `UsageError`, which names the flag."""
+    if found := _AGE.fullmatch(text.strip()):
         ago = timedelta(**{_UNITS[found[2]]: float(found[1])})
-        when = (now or datetime.now(UTC)) - ago
-    else:
-        try:
-            when = datetime.fromisoformat(since.strip())
-        except ValueError:
-            raise UsageError(
-                f"--since {since!r} is neither an age nor a time: write 10m, 2h, 3d or "
-                "2026-01-31T02:30"
-            ) from None
-    return when.astimezone(UTC).isoformat(timespec="milliseconds")
+        return ((now or datetime.now(UTC)) - ago).astimezone(UTC)
+    try:
+        return datetime.fromisoformat(text.strip()).astimezone(UTC)
+    except ValueError:
+        raise UsageError(
+            f"{flag} {text!r} is neither an age nor a time: write 10m, 2h, 3d or 2026-01-31T02:30"
+        ) from None
 
 
 def is_wanted(fields: Fields, level: Level, begin: str) -> bool:

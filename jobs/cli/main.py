@@ -43,6 +43,8 @@ SENTENCES = {
     "replay": "Write one completion again, nothing drafted, and compare tokens, "
     "log-probabilities, text.",
     "export": "Write completions, tokens, corrections, costs or device time of a job as Parquet.",
+    "train": "Fine-tune a draft model on what the store keeps, and say if its drafts are accepted "
+    "more often.",
     "worker": "Run a worker. `verify` needs --verifier, `propose` needs --proposer; each may "
     "have both.",
     "scheduler": "Submit the jobs of schedule files when their times come. Several may run at "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -24,14 +24,14 @@ from specbatch.pipeline.outputs.export_columns import (
 )
 from specbatch.pipeline.outputs.exports import ExportWriter
 from specbatch.pipeline.storage.objects import Objects
-from specbatch.pipeline.storage.prompts import in_order
+from specbatch.pipeline.storage.prompts import PromptFinder, in_order
 from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.export_arrow import SCHEMAS
 from specbatch.schemas.exports import Exported, ExportKind, ExportOrder
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.masking import masked
-from specbatch.schemas.records import CompletionRecord, JobRow, PromptRow
+from specbatch.schemas.records import CompletionRecord, JobRow
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class Exporter:
             where = partial(self.store.prompts_of, job.job_id)
             # The files have complete prompts while a job runs, even if the store keeps less.
             rows = in_order(self.objects, job, where) if job.privacy.is_full else iter(())
-            prompts = _Prompts(rows)
+            prompts = PromptFinder(rows)
 
             def make(some: list[CompletionRecord]) -> pa.RecordBatch:
                 return corrections.batch(some, [prompts.of(r.row_index) for r in some])
@@ -121,22 +121,6 @@ class Exporter:
             yield make(some)
             read += len(some)
             on_progress(read, known.completions)
-
-
-class _Prompts:
-    """Finds the prompts of rows, which callers request in order."""
-
-    def __init__(self, rows: Iterator[PromptRow]) -> None:
-        self._rows = rows
-        self._row = next(rows, None)
-
-    def of(self, row_index: int) -> Sequence[int] | None:
-        """The token ids of a row's prompt; None if they are gone."""
-        while self._row is not None and self._row.row_index < row_index:
-            self._row = next(self._rows, None)
-        if self._row is None or self._row.row_index != row_index:
-            return None
-        return self._row.prompt_ids
 
 
 def in_batches(

@@ -50,6 +50,22 @@ def in_order(
             yield from read_prompts(read_own(objects, job, prompts.artefact))
 
 
+class PromptFinder:
+    """Finds the prompts of rows, which callers request in order."""
+
+    def __init__(self, rows: Iterator[PromptRow]) -> None:
+        self._rows = rows
+        self._row = next(rows, None)
+
+    def of(self, row_index: int) -> Sequence[int] | None:
+        """The token ids of a row's prompt; None if they are gone."""
+        while self._row is not None and self._row.row_index < row_index:
+            self._row = next(self._rows, None)
+        if self._row is None or self._row.row_index != row_index:
+            return None
+        return self._row.prompt_ids
+
+
 def _slice(rows: Sequence[PromptRow], prompts: Prompts) -> Sequence[PromptRow]:
     mine = rows[prompts.row_start : prompts.row_start + prompts.rows]
     if len(mine) != prompts.rows:

@@ -7,6 +7,7 @@ failed. Two samples of each row.
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -53,7 +54,13 @@ class ExportedJob:
         return JOB
 
 
-def exported_job(store: Store, workspace: Path, ended: bool = True, **job: Any) -> ExportedJob:
+def exported_job(
+    store: Store,
+    workspace: Path,
+    ended: bool = True,
+    report: Mapping[str, Any] | None = None,
+    **job: Any,
+) -> ExportedJob:
     """The job in this store; its prompts in this folder. `job`: fields of its row."""
     made = ExportedJob(store, workspace)
     draw = random.Random(11)
@@ -73,7 +80,7 @@ def exported_job(store: Store, workspace: Path, ended: bool = True, **job: Any) 
         groups.append(NewGroup(index, first, len(rows), len(rows) * 3, file, Stage.VERIFY))
     refused = [RejectedRow(row, None, "null_prompt", "it is null") for row in REFUSED]
     store.add_groups(lease, groups, refused, ROWS, position(ROWS))
-    store.finish_ingest(lease, ROWS, {})
+    store.finish_ingest(lease, ROWS, report or {})
     work = _found(store.claim_group(JOB, 1, Stage.VERIFY, "w", LEASE_SEC))
     other = store.split_group(work.lease, 2)
     store.release(work.lease, "it was cut", forgiven=True)

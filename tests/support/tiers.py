@@ -34,6 +34,7 @@ FOLDERS = {
     "faults": "pipeline",
     "ingest": "unit",
     "kernels": "unit",
+    "learning": "unit",
     "ledger": "unit",
     "nothing_false": "pipeline",
     "observe": "unit",

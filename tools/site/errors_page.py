@@ -21,7 +21,8 @@ EXIT_CODES = {
     0: "done, or submitted",
     1: "a bug, with its traceback; of `chaos` and `demo`: a promise was broken",
     2: "bad usage, spec, setting, input, model or output; nothing was started",
-    3: "partial: some rows failed, the rest is in the output; of `audit`, `replay`: findings",
+    3: "partial: some rows failed, the rest is in the output; of `audit`, `replay`: findings; "
+    "of `train`: not surely better",
     4: "failed, or the store or broker is out of reach",
     5: "cancelled, or stopped by its deadline or budget",
     6: "gave up waiting; the job continues",

@@ -18,6 +18,7 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
                 "openai-batch",
                 "vllm-run-batch",
                 "proposer",
+                "train",
                 "look-at-jobs",
                 "report",
                 "notifications",

@@ -151,6 +151,11 @@ def fingerprint_of(fingerprint: str, weights: Weights) -> str:
     return hashlib.sha256(f"{fingerprint} {weights}".encode()).hexdigest()
 
 
+def beside_weights(path: Path) -> list[Path]:
+    """A folder's files that count, but for its weights."""
+    return [file for file, part in _files(path).items() if part != WEIGHTS]
+
+
 def _files(path: Path) -> dict[Path, str]:
     """The files that count, in order, and the part that each belongs to."""
     found = {

@@ -1,0 +1,122 @@
+"""Checkpoints of a training: one file, replaced as a whole, that resumes to the same bits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+from torch import Tensor
+
+from specbatch.schemas.errors import OutputError
+from specbatch.schemas.training import RECORD
+
+FILE = "checkpoint.pt"  # in the folder that the model goes to, until it is there
+Tensors = dict[str, Tensor]
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where a training is. Data order and learning rate follow from `step`."""
+
+    step: int = 0
+    best_step: int = 0  # 0: none yet
+    best_length: float = -1.0
+    evaluations: list[dict[str, float]] = field(default_factory=list)
+
+    def stale(self) -> int:
+        """Evaluations since the best one."""
+        return sum(one["step"] > self.best_step for one in self.evaluations)
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """`about`: what decides the result: parent, data, parameters. Nothing random is drawn but
+    the order of the data, which is drawn from seed and epoch."""
+
+    about: Mapping[str, Any]
+    progress: Progress
+    weights: Tensors
+    optimizer: Mapping[str, Any]
+    best: Tensors  # of the best step, as they will be served
+
+
+def about_of(out: Path) -> Mapping[str, Any] | None:
+    """What the training in this folder is about, finished or not; None for an empty place.
+
+    Raises `OutputError` for a folder that holds something else, or cannot be read.
+    """
+    if (record := record_of(out)) is not None:
+        found: Mapping[str, Any] = record["about"]
+        return found
+    if (out / FILE).exists():
+        return load(out).about
+    # What an interrupted write leaves is ours too.
+    if out.exists() and any(not path.name.startswith(".") for path in out.iterdir()):
+        raise OutputError(
+            f"--out {out} holds something that is no training: name a folder that is new or empty"
+        )
+    return None
+
+
+def record_of(out: Path) -> dict[str, Any] | None:
+    """The record of a training that has ended. Raises `OutputError`."""
+    try:
+        found: dict[str, Any] = orjson.loads((out / RECORD).read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise OutputError(f"{out / RECORD} cannot be read ({error}): delete the folder") from None
+    return found
+
+
+def check_same(out: Path, known: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+    """Raise `OutputError`, which names the difference, if the folder's training is another."""
+    names = sorted(n for n in {*known, *about} if known.get(n) != about.get(n))
+    if names:
+        raise OutputError(
+            f"--out {out} holds a training that differs in {', '.join(names)}: ask for the same, "
+            "or name another folder"
+        )
+
+
+def save(out: Path, checkpoint: Checkpoint) -> None:
+    """Write beside, sync, rename. Raises `OutputError`."""
+    fields = {name: getattr(checkpoint, name) for name in Checkpoint.__slots__}
+    fields |= {"about": dict(checkpoint.about), "progress": asdict(checkpoint.progress)}
+    beside = out / f".{FILE}.part"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with beside.open("wb") as file:
+            torch.save(fields, file)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(out / FILE)
+        sync_folder(out)
+    except OSError as error:
+        raise OutputError(f"no checkpoint can be written to {out}: {error.strerror}") from None
+
+
+def load(out: Path, device: str = "cpu") -> Checkpoint:
+    """Raises `OutputError`."""
+    try:
+        fields = torch.load(out / FILE, map_location=device, weights_only=True)
+        return Checkpoint(**fields | {"progress": Progress(**fields["progress"])})
+    except (OSError, RuntimeError, TypeError, KeyError, ValueError) as error:
+        raise OutputError(
+            f"the checkpoint {out / FILE} cannot be read ({type(error).__name__}): delete it to "
+            "begin again"
+        ) from None
+
+
+def sync_folder(folder: Path) -> None:
+    """So that a rename in it outlives a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

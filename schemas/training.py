@@ -1,0 +1,35 @@
+"""What a training of a draft model is asked for, and what it tells of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+RECORD = "training.json"  # in the trained model's folder, written last
+DEPTH = 4  # of the drafts that estimates of acceptance are made for
+MOST_TOKENS = 20_000_000  # of completions, that a data set holds
+
+
+@dataclass(frozen=True, slots=True)
+class DataOrder:
+    """Which outputs a model learns from: those of one tenant's jobs that ended in a window."""
+
+    tenant: str = "default"
+    jobs: tuple[str, ...] = ()  # names or ids; none: all of the tenant's
+    since: float | None = None  # seconds since the epoch
+    until: float | None = None
+    held_out: float = 0.2  # share of the prompts that nothing is learned from
+    most_tokens: int = MOST_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """How a model is trained. Each value that is None follows from the model or the data."""
+
+    epochs: float = 4.0
+    steps: int | None = None  # in place of epochs
+    learning_rate: float | None = None
+    batch_tokens: int = 4096  # of one step, padding included
+    refused_weight: float = 1.0  # of a position where a draft was refused; others weigh 1
+    distill: float = 0.5  # share of the recorded probabilities in the target, the rest is the token
+    seed: int = 0
+    device: str = "cpu"

@@ -1,0 +1,176 @@
+"""A training learns, tells what it did, and gives the same bits however often it is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+import torch
+from learning.trained import STEPS, data, training
+from safetensors.torch import load_file
+
+from specbatch.pipeline.engines.models.model_folder import check_pair, inspect_model
+from specbatch.pipeline.learning import checkpoints
+from specbatch.schemas.errors import ModelError, OutputError, UsageError
+from specbatch.schemas.training import RECORD
+from support.models import TinyPair, tiny_llama
+from support.tree import ROOT
+
+pytestmark = pytest.mark.pipeline  # runs models
+
+WEIGHTS = "model.safetensors"
+
+
+def files_of(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_it_learns_what_the_verifier_writes(tmp_path: Path, tiny_pair: TinyPair) -> None:
+    record = training(str(tiny_pair.draft), tmp_path / "out", parameters={"steps": 60}).run()
+    share = record["held_out"]["acceptance"]
+    assert record["better"]
+    assert share["parent"]["value"] < 0.3 < 0.8 < share["candidate"]["value"]
+    lengths = [one["length"] for one in record["evaluations"]]
+    best = [one for one in record["evaluations"] if one["step"] == record["best_step"]]
+    assert best[0]["length"] == max(lengths)
+
+
+def test_the_folder_is_a_proposer_as_its_parent_was(tmp_path: Path, tiny_pair: TinyPair) -> None:
+    out = tmp_path / "out"
+    record = training(str(tiny_pair.draft), out).run()
+    assert files_of(out) == files_of(tiny_pair.draft) | {RECORD}
+    for name in files_of(tiny_pair.draft) - {WEIGHTS}:
+        assert (out / name).read_bytes() == (tiny_pair.draft / name).read_bytes()
+    parent, model = inspect_model(str(tiny_pair.draft)), inspect_model(str(out))
+    check_pair(inspect_model(str(tiny_pair.verifier)), model)
+    assert record["model"] == model.fingerprint.as_json()
+    assert record["parent"]["digest"] == parent.fingerprint.digest != model.fingerprint.digest
+    mine, theirs = load_file(out / WEIGHTS), load_file(tiny_pair.draft / WEIGHTS)
+    assert {n: (w.shape, w.dtype) for n, w in mine.items()} == {
+        n: (w.shape, w.dtype) for n, w in theirs.items()
+    }
+    assert orjson.loads((out / RECORD).read_bytes()) == record
+
+
+def test_a_half_precision_parent_is_judged_and_written_as_it_is_served(tmp_path: Path) -> None:
+    parent = tiny_llama(tmp_path / "parent", vocab_size=300, layers=1, dtype=torch.bfloat16)
+    record = training(str(parent), tmp_path / "out").run()
+    assert {w.dtype for w in load_file(tmp_path / "out" / WEIGHTS).values()} == {torch.bfloat16}
+    again = training(str(tmp_path / "out"), tmp_path / "next", parameters={"steps": 1}).run()
+    length = record["held_out"]["accepted_length"]["candidate"]["value"]
+    assert again["held_out"]["accepted_length"]["parent"]["value"] == length
+
+
+# --- killed -------------------------------------------------------------------------------------
+
+
+def run_dying(parent: Path, out: Path, site: str) -> int:
+    done = subprocess.run(
+        [sys.executable, "-m", "learning.trained", str(parent), str(out), site],
+        cwd=ROOT / "tests",
+        env=os.environ | {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr
+    return done.returncode
+
+
+# Between checkpoints; before one is on the disk; before it has its name; when the model is there
+# in part; when all but its record is.
+SITES = ("step:4", "fsync:4", "replace:2", "replace:7", "fsync:6")
+
+
+def test_killed_and_resumed_it_gives_the_same_bits(tmp_path: Path, tiny_pair: TinyPair) -> None:
+    assert run_dying(tiny_pair.draft, tmp_path / "whole", "none") == 0
+    out = tmp_path / "killed"
+    killed = [run_dying(tiny_pair.draft, out, site) for site in SITES]
+    assert killed.count(-signal.SIGKILL) >= 4, killed
+    assert run_dying(tiny_pair.draft, out, "none") == 0
+    assert files_of(out) == files_of(tmp_path / "whole")
+    for name in files_of(out):
+        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+
+
+def test_stopped_at_each_step_it_gives_the_same_bits(tmp_path: Path, tiny_pair: TinyPair) -> None:
+    whole = training(str(tiny_pair.draft), tmp_path / "whole").run()
+    one = training(str(tiny_pair.draft), tmp_path / "stopped", is_stopped=lambda: True)
+    for step in range(1, STEPS + 1):
+        with pytest.raises(KeyboardInterrupt):
+            one.run()
+        assert checkpoints.load(one.out).progress.step == step
+    assert one.run() == whole
+    weights = [(tmp_path / name / WEIGHTS).read_bytes() for name in ("whole", "stopped")]
+    assert weights[0] == weights[1]
+
+
+# --- one folder, one training -------------------------------------------------------------------
+
+
+def test_a_training_that_has_ended_is_not_done_again(tmp_path: Path, tiny_pair: TinyPair) -> None:
+    first = training(str(tiny_pair.draft), tmp_path / "out")
+    record = first.run()
+    said: list[str] = []
+    assert replace(first, say=said.append).run() == record
+    assert said == []
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"parameters": {"learning_rate": 1e-3}}, "learning_rate"),
+        ({"parameters": {"seed": 1, "steps": 5}}, "seed, steps"),
+        ({"data": data(train=90)}, "data"),
+    ],
+)
+@pytest.mark.parametrize("ended", [True, False])
+def test_another_training_in_the_folder_is_refused(
+    tmp_path: Path, tiny_pair: TinyPair, change: dict[str, Any], named: str, ended: bool
+) -> None:
+    one = training(str(tiny_pair.draft), tmp_path, is_stopped=lambda: not ended)
+    if ended:
+        one.run()
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            one.run()
+    with pytest.raises(OutputError, match=f"holds a training that differs in {named}: ask for"):
+        training(str(tiny_pair.draft), tmp_path, **change).run()
+
+
+def test_a_folder_with_something_else_is_left_alone(tmp_path: Path, tiny_pair: TinyPair) -> None:
+    (tmp_path / "thesis.tex").write_text("by hand")
+    with pytest.raises(OutputError, match="holds something that is no training"):
+        training(str(tiny_pair.draft), tmp_path).run()
+    assert files_of(tmp_path) == {"thesis.tex"}
+
+
+def test_a_damaged_checkpoint_is_told(tmp_path: Path, tiny_pair: TinyPair) -> None:
+    (tmp_path / checkpoints.FILE).write_bytes(b"PK\x03\x04 what was a file")
+    with pytest.raises(OutputError, match=r"cannot be read .*: delete it to begin again"):
+        training(str(tiny_pair.draft), tmp_path).run()
+
+
+def test_too_few_prompts_are_refused(tmp_path: Path, tiny_pair: TinyPair) -> None:
+    with pytest.raises(UsageError, match="90 prompts to learn from and 2 held out are too few"):
+        training(str(tiny_pair.draft), tmp_path, data=data(90, 1)).run()
+
+
+def test_quantised_weights_are_refused(tmp_path: Path, tiny_pair: TinyPair) -> None:
+    parent = tmp_path / "parent"
+    parent.mkdir()
+    for path in tiny_pair.draft.iterdir():
+        (parent / path.name).write_bytes(path.read_bytes())
+    config = orjson.loads((parent / "config.json").read_bytes())
+    config["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    (parent / "config.json").write_bytes(orjson.dumps(config))
+    with pytest.raises(ModelError, match="has quantised weights, which cannot be trained"):
+        training(str(parent), tmp_path / "out").run()
