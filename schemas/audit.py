@@ -31,7 +31,6 @@ class EntryKind(StrEnum):
     PUBLISHED = "published"
     PURGED = "purged"  # what was emptied: rows, null for all that were there; and why
     EXPORTED = "exported"  # what left the store: what, to
-    DRAFTING = "drafting"  # switched off by an operator, or on again: off, scope, reason
 
 
 @dataclass(frozen=True, slots=True)

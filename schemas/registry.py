@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+PREFIX = "models:"  # of a --proposer that names a registered model
 NO_MODELS: Mapping[str | None, str] = MappingProxyType({})  # by tag
 
 
@@ -74,6 +75,7 @@ class Deployment:
     reason: str
     ended_at: float | None = None  # None: it does now
     ended_by: str | None = None
+    end_reason: str | None = None  # of the rollback that ended it; None: another was promoted
 
 
 def deployed_for(

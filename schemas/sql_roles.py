@@ -143,7 +143,7 @@ RIGHTS: Mapping[str, Rights] = {
             "acceptance_days": ("superseded",),
             "draft_switches": ("on_at", "on_by"),
             "models": ("retired_at", "retired_by"),
-            "deployments": ("ended_at", "ended_by"),
+            "deployments": ("ended_at", "ended_by", "end_reason"),
         },
         sequences=("draft_switches_id_seq", "deployments_id_seq"),
         functions=(months.FUNCTION,),
@@ -185,7 +185,6 @@ ENTRIES: Mapping[EntryKind, tuple[str, ...]] = {
     EntryKind.PUBLISHED: (WORKER,),
     EntryKind.PURGED: (PRIVACY,),
     EntryKind.EXPORTED: (OPERATOR, AUDITOR),
-    EntryKind.DRAFTING: (OPERATOR,),
 }
 
 

@@ -351,8 +351,12 @@ class Deployment(Base):
     started_at: Mapped[float]
     started_by: Mapped[str] = mapped_column(AnyText)
     reason: Mapped[str] = mapped_column(AnyText)
+    restores: Mapped[int | None] = mapped_column(
+        BigInteger
+    )  # the id of what a rollback brought back
     ended_at: Mapped[float | None]
     ended_by: Mapped[str | None] = mapped_column(AnyText)
+    end_reason: Mapped[str | None] = mapped_column(AnyText)  # of a rollback
 
 
 Index(

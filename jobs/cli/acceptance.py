@@ -37,7 +37,8 @@ def acceptance(
         series = by_series(store.acceptance_days(tenant, name))
     told = [(days, slow_fall(days)) for days in series.values()]
     if json:
-        say_json({"name": name, "series": [_as_json(days[-nights:], fall) for days, fall in told]})
+        found = [_as_json(days[-nights:], fall) for days, fall in told]
+        say_json({"name": name, "series": found, "accepted": accepted})
         return
     if not told:
         say(f"nothing was drafted for jobs named {name!r} of tenant {tenant!r}")
@@ -73,7 +74,9 @@ def _table(told: list[tuple[list[AcceptanceDay], SlowFall | None]]) -> Table:
 def _sentence(newest: AcceptanceDay, fall: SlowFall | None) -> str:
     of = f"{_who(newest)}, {newest.tag or _NO_TAG}"
     if fall is None:
-        return f"{of}: no baseline yet, which takes ten nights that are three weeks old or older"
+        return (
+            f"{of}: no baseline yet: it takes ten nights of 200 tokens in three weeks, then three"
+        )
     nights = f"the nights from {_date(fall.first_day)} to {_date(fall.last_day)}"
     word = "falls slowly" if fall.falls else "no slow fall"
     score = f"score {fall.score:.1f}, a fall from {THRESHOLD:g} on"

@@ -12,11 +12,16 @@ from typing import Annotated
 import typer
 
 from specbatch.jobs.cli.connect import load_settings
-from specbatch.jobs.cli.console import say, say_json
+from specbatch.jobs.cli.console import remark, say, say_json
 from specbatch.pipeline.bootstrap import make_store
+from specbatch.pipeline.engines.models.draft_names import kind_of
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.draft_switches import DraftSwitch, SwitchScope
 from specbatch.schemas.errors import UsageError
+from specbatch.schemas.records import JobRow
+from specbatch.schemas.spec import SOURCES
+
+_MOST_JOBS = 200  # among which a scope should have one
 
 
 class Turn(StrEnum):
@@ -80,6 +85,11 @@ def _check(turn: Turn, scope: SwitchScope, reason: str, lists: bool) -> None:
         raise UsageError(f"--reason is for `specbatch drafting off`: leave it out of `{turn}`")
     if turn is not Turn.LIST and lists:
         raise UsageError("--history and --json are for `specbatch drafting list`: leave them out")
+    if scope.proposer and kind_of(scope.proposer) not in SOURCES:
+        raise UsageError(
+            f"no proposer is called {scope.proposer!r}: there are {', '.join(SOURCES)} and "
+            "draft-model@NAME"
+        )
     if turn is Turn.LIST and scope != SwitchScope():
         raise UsageError("`specbatch drafting list` lists all switches: leave the scope out")
 
@@ -88,8 +98,14 @@ def _off(store: Store, scope: SwitchScope, reason: str) -> None:
     switch, is_new = store.switch_drafting_off(scope, reason)
     if is_new:
         say(f"drafting is off for {scope}: workers stop drafting within a heartbeat")
+        if not any(_concerns(scope, job) for job in store.list_jobs(_MOST_JOBS)):
+            remark(f"none of the newest {_MOST_JOBS} jobs is of {scope}: check how it is spelled")
     else:
         say(f"already off: {switch_line(switch)}")
+
+
+def _concerns(scope: SwitchScope, job: JobRow) -> bool:
+    return scope.concerns(job.tenant, job.name)
 
 
 def _on(store: Store, scope: SwitchScope) -> None:

@@ -100,7 +100,7 @@ def models(
         elif action is Action.ROLLBACK:
             _roll_back(store, scope, reason.strip())
         else:
-            retired = store.retire(find(store, model or "").fingerprint)
+            retired = store.retire(_exactly(store, model or "").fingerprint)
             say(f"{retired.label} is retired: it cannot be promoted any more")
 
 
@@ -136,6 +136,14 @@ def _add(store: Store, name: str, files: str) -> None:
     version, is_new = register(store, name, inspect_model(model_ref(files, Path.cwd())))
     state = "is registered" if is_new else "has these files already"
     say(f"{version.label} {state}: fingerprint {shown(version.fingerprint)}, files {version.ref}")
+
+
+def _exactly(store: Store, wanted: str) -> ModelVersion:
+    """No newest version: the same command twice would retire two."""
+    version = find(store, wanted)
+    if wanted == version.name:
+        raise UsageError(f"say which version: `specbatch models retire {version.label}`")
+    return version
 
 
 def _promote(store: Store, version: ModelVersion, scope: DeployScope, reason: str) -> None:
@@ -186,6 +194,7 @@ def _show(store: Store, version: ModelVersion, json: bool) -> None:
         say(f"  retired {_at(version.retired_at)} by {version.retired_by}")
     for one in history:
         until = "" if one.ended_at is None else f" until {_at(one.ended_at)} by {one.ended_by}"
+        until += "" if one.end_reason is None else f" ({one.end_reason})"
         begun = f"{_at(one.started_at)} by {one.started_by}"
         say(f"  drafts for {one.scope.words} from {begun}{until}: {one.reason}")
 

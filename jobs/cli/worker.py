@@ -16,9 +16,9 @@ from specbatch.jobs.cli.console import remark
 from specbatch.jobs.cli.second_process import KINDS as SECOND_KINDS
 from specbatch.jobs.cli.second_process import SecondProcess
 from specbatch.pipeline.bootstrap import make_store
-from specbatch.pipeline.learning.registry import PREFIX, loaded_ref
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.masking import mask_url
+from specbatch.schemas.registry import PREFIX
 from specbatch.schemas.settings import VLLM, Settings
 from specbatch.schemas.spec import model_ref
 
@@ -48,7 +48,11 @@ def worker(
     their drafts were worth and cost, row tag by row tag.
     """
     settings = o.with_engine(load_settings(), engine)
-    proposers = registered(settings, proposers_of(kind, proposer or []))
+    proposers = proposers_of(kind, proposer or [])
+    if any(ref.startswith(PREFIX) for ref in proposers):
+        if kind is not Kind.VERIFY:
+            raise UsageError(f"--proposer {PREFIX}NAME is for `specbatch worker verify`")
+        proposers = registered(settings, proposers)
     kinds = kinds_of(kind, verifier, proposers[0] if proposers else None)
     check_broker_url(settings)
     if settings.engine == VLLM and kind is Kind.VERIFY and proposers:
@@ -85,11 +89,11 @@ def proposers_of(kind: Kind, given: list[str]) -> list[str]:
 
 
 def registered(settings: Settings, proposers: list[str]) -> list[str]:
-    """The draft models, with what is promoted of registered ones (`models:NAME`) in their place."""
-    if not any(ref.startswith(PREFIX) for ref in proposers):
-        return proposers
+    """The draft models, with those deployed of registered ones (`models:NAME`) in their place."""
+    from specbatch.pipeline.learning.registry import loaded_refs
+
     with closing(make_store(settings)) as store:
-        return [loaded_ref(store, ref) for ref in proposers]
+        return [found for ref in proposers for found in loaded_refs(store, ref)]
 
 
 def kinds_of(kind: Kind, verifier: str | None, proposer: str | None) -> tuple[str, ...]:

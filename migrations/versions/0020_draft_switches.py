@@ -1,6 +1,6 @@
 """Switches by which an operator turns drafting off while jobs run.
 
-Revision 0020. The triggers are made anew, for operators may write another kind of audit entry.
+Revision 0020. Taking it back drops decisions about switches: earlier versions cannot read them.
 """
 
 import sqlalchemy as sa
@@ -8,7 +8,6 @@ from alembic import op
 
 from specbatch.migrations.shared import on_postgres, where
 from specbatch.schemas.sql_roles import granting
-from specbatch.schemas.sql_triggers import creating
 
 revision = "0020"
 down_revision = "0019"
@@ -30,8 +29,9 @@ def upgrade() -> None:
     )
     active = where(sa.text("on_at IS NULL"))
     op.create_index("uq_draft_switches_off", "draft_switches", [*_SCOPE], unique=True, **active)
-    on_postgres([*creating(), *granting()])
+    on_postgres(granting())
 
 
 def downgrade() -> None:
+    op.execute("DELETE FROM decisions WHERE action IN ('switched off', 'switched on')")
     op.drop_table("draft_switches")

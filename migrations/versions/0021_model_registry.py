@@ -38,8 +38,10 @@ def upgrade() -> None:
         sa.Column("started_at", sa.Double(), nullable=False),
         sa.Column("started_by", sa.Text(), nullable=False),
         sa.Column("reason", sa.Text(), nullable=False),
+        sa.Column("restores", sa.BigInteger(), nullable=True),
         sa.Column("ended_at", sa.Double(), nullable=True),
         sa.Column("ended_by", sa.Text(), nullable=True),
+        sa.Column("end_reason", sa.Text(), nullable=True),
         sa.PrimaryKeyConstraint("id", name="pk_deployments"),
         sa.ForeignKeyConstraint(
             ["fingerprint"], ["models.fingerprint"], name="fk_deployments_fingerprint_models"

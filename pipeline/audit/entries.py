@@ -21,7 +21,6 @@ from specbatch.pipeline.audit.digests import (
     rejected_digest,
 )
 from specbatch.schemas.audit import EMPTY, EntryKind, Head, LogEntry, PublishedManifest
-from specbatch.schemas.draft_switches import SwitchScope
 from specbatch.schemas.records import CompletionRecord, NewGroup, RejectedRow
 
 # Columns of a job's row that say what it is. Other entries record later changes of some.
@@ -100,11 +99,6 @@ def retried(
     """The job's limits from now on, and what was pinned anew."""
     limits = {"deadline_at": deadline_at, "budget_usd": budget_usd}
     return {"quarantined": quarantined, "units": units, **limits, **moved}
-
-
-def switched(scope: SwitchScope, is_off: bool, reason: str) -> dict[str, Any]:
-    """`reason`: why it was switched off."""
-    return {"off": is_off, "scope": asdict(scope), "reason": reason}
 
 
 def ended(

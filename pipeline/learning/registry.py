@@ -1,4 +1,4 @@
-"""Registering draft models, finding them by what they are called, and what workers load of them."""
+"""Registers draft models, finds them by what they are called, and says what workers load."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from specbatch.pipeline.engines.contract import ModelFolder
+from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.errors import UsageError
-from specbatch.schemas.registry import ModelVersion, NewModel
+from specbatch.schemas.registry import PREFIX, ModelVersion, NewModel
 
-PREFIX = "models:"  # of a --proposer that names a registered model
 TRAINING_FILE = "training.json"  # in the folder of a model that `specbatch train` has made
 
+_PREFIX_LENGTH = 8  # of a fingerprint, at least
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -33,6 +34,14 @@ def register(store: Store, name: str, folder: ModelFolder) -> tuple[ModelVersion
     parent = origin.get("parent")
     digest = parent.get("digest") if isinstance(parent, dict) else None
     ref = str(folder.path.resolve()) if Path(folder.ref).is_dir() else folder.ref
+    there = [
+        m for m in store.models() if m.ref == ref and m.fingerprint != folder.fingerprint.digest
+    ]
+    if there:
+        raise UsageError(
+            f"{there[-1].label} is in {ref}, with other files: give each version a folder of its "
+            "own, so that it can be brought back"
+        )
     return store.add_model(NewModel(folder.fingerprint.digest, name, ref, digest, origin))
 
 
@@ -51,36 +60,53 @@ def _origin(folder: Path) -> Mapping[str, Any]:
 def find(store: Store, wanted: str) -> ModelVersion:
     """By NAME:VERSION, by NAME for its newest version that is not retired, or by fingerprint.
 
-    Raises `UsageError` if there is none.
+    Raises `UsageError` if there is none, or more than one.
     """
     models = store.models()
-    named = [m for m in models if m.name == wanted and m.retired_at is None]
     exact = [m for m in models if m.label == wanted]
-    hashed = [m for m in models if len(wanted) >= 8 and m.fingerprint.startswith(wanted)]
+    named = [m for m in models if m.name == wanted and m.retired_at is None]
+    hashed = [
+        m for m in models if len(wanted) >= _PREFIX_LENGTH and m.fingerprint.startswith(wanted)
+    ]
     found = exact or named[-1:] or hashed
     if len(found) != 1:
-        known = ", ".join(m.label for m in models) or "none"
-        raise UsageError(f"no model {wanted!r} is registered; there are: {known}")
+        known = ", ".join(m.label for m in models if m.retired_at is None) or "none"
+        raise UsageError(
+            f"no one model is meant by {wanted!r}; those that are registered and not retired: "
+            f"{known}"
+        )
     return found[0]
 
 
-def loaded_ref(store: Store, ref: str) -> str:
-    """What a worker loads for `models:NAME`: the version of NAME that was promoted last and still
-    drafts for anybody, or the one that `models:NAME:VERSION` names. Another `ref` is itself.
+def loaded_refs(store: Store, ref: str) -> list[str]:
+    """What a worker loads for `models:NAME`: all versions of NAME that draft for anybody, that of
+    the widest scope first; for `models:NAME:VERSION` that one. Another `ref` is itself.
 
-    Raises `UsageError` for a name that is not registered or not deployed.
+    Raises `UsageError` for a name that is not registered or not deployed, and for files that have
+    changed.
     """
     if not ref.startswith(PREFIX):
-        return ref
+        return [ref]
     wanted = ref.removeprefix(PREFIX)
     model = find(store, wanted)
-    if model.label == wanted:
-        return model.ref
+    if wanted != model.name:
+        return [_unchanged(model)]
     versions = {m.fingerprint: m for m in store.models() if m.name == model.name}
-    live = [versions[d.fingerprint] for d in store.deployments() if d.fingerprint in versions]
+    live = [one for one in store.deployments() if one.fingerprint in versions]
+    live.sort(key=lambda one: one.scope.narrowness)
     if not live:
         raise UsageError(
             f"no version of {model.name} is deployed: run `specbatch models promote {model.name}`, "
             f"or name a version: {PREFIX}{model.label}"
         )
-    return live[-1].ref
+    return [_unchanged(versions[found]) for found in dict.fromkeys(one.fingerprint for one in live)]
+
+
+def _unchanged(model: ModelVersion) -> str:
+    found = inspect_model(model.ref).fingerprint.digest
+    if found != model.fingerprint:
+        raise UsageError(
+            f"the files of {model.label} in {model.ref} have changed since they were registered: "
+            "put them back, or register what is there as a new version from a folder of its own"
+        )
+    return model.ref

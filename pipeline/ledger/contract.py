@@ -504,13 +504,10 @@ class Store(Protocol):
 
     # --- drafting switched off by an operator -----------------------------------------------
     def switch_drafting_off(self, scope: SwitchScope, reason: str) -> tuple[DraftSwitch, bool]:
-        """Switch drafting off for a scope. False: it was off already, and stays as it was.
-
-        The logs of the live jobs that it concerns say so.
-        """
+        """Switch drafting off for a scope. False: it was off already, and stays as it was."""
 
     def switch_drafting_on(self, scope: SwitchScope) -> DraftSwitch | None:
-        """End the switch of exactly this scope; None when there is none. The logs say so too."""
+        """End the switch of exactly this scope; None when there is none."""
 
     def draft_switches(self, history: bool = False) -> list[DraftSwitch]:
         """What is switched off now, the oldest first; with `history` all that ever was."""

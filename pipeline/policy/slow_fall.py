@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specbatch.schemas.speculation import AcceptanceDay
 
@@ -27,6 +27,7 @@ CEILING = 16.0  # of the sum, so that it ends soon once nights are well again
 MOST_DEVIATIONS = 4.0  # that one night counts: a night alone is no slow fall
 LEAST_DEVIATION = 0.02  # of the rate: smaller differences are not worth telling
 LEAST_TESTED = 200.0  # tokens of a night; with fewer it is left out
+MOST_SILENT = 7  # days of too few tokens, after which nothing is known of today
 DESIGN = 4.0  # tokens of one sequence are alike: the variance of a night over that of a binomial
 _DECILES = 2.0 * statistics.NormalDist().inv_cdf(0.9)  # from the first to the ninth, in deviations
 
@@ -46,21 +47,35 @@ class SlowFall:
         return self.score > THRESHOLD
 
 
-Series = dict[tuple[str, str, str | None], list[AcceptanceDay]]
+Series = dict[tuple[str, str | None], list[AcceptanceDay]]
 
 
 def by_series(days: Iterable[AcceptanceDay]) -> Series:
-    """Days by proposer, its model's fingerprint and tag, each in the given order."""
-    found: Series = {}
+    """Days by proposer and tag, in order, whichever models drafted: a worse model is a fall, too.
+
+    Of two models on one day the figures are added; the fingerprint is that of the busier one.
+    """
+    found: dict[tuple[str, str | None], dict[int, AcceptanceDay]] = {}
     for day in days:
-        found.setdefault((day.proposer, day.fingerprint, day.tag), []).append(day)
-    return found
+        by_day = found.setdefault((day.proposer, day.tag), {})
+        other = by_day.get(day.day)
+        by_day[day.day] = day if other is None else _added(day, other)
+    return {key: [by_day[day] for day in sorted(by_day)] for key, by_day in found.items()}
+
+
+def _added(one: AcceptanceDay, other: AcceptanceDay) -> AcceptanceDay:
+    return replace(
+        max(one, other, key=lambda day: day.tested),
+        agreed=one.agreed + other.agreed,
+        tested=one.tested + other.tested,
+        superseded=one.superseded and other.superseded,
+    )
 
 
 def slow_fall(days: Sequence[AcceptanceDay]) -> SlowFall | None:
-    """The test of one series of days, in their order. None: there is no baseline yet."""
+    """The test of one series of days, in their order. None: there is no baseline, or no news."""
     nights = [d for d in days if d.tested >= LEAST_TESTED and not d.superseded]
-    if not nights:
+    if not nights or nights[-1].day < days[-1].day - MOST_SILENT:
         return None
     begin = nights[-1].day + 1 - BLOCK_DAYS
     tested = [d for d in nights if d.day >= begin]

@@ -40,12 +40,16 @@ class SwitchReader:
             return
         for switch in found.active:
             if switch not in self.now.active:
-                log.warning(
-                    "drafting is off for %s: %s (%s)", switch.scope, switch.reason, switch.off_by
-                )
+                log.warning("drafting is off for %s: see `specbatch drafting list`", _kind(switch))
         for switch in self.now.active:
             if switch not in found.active and self.now is not UNREAD:
-                log.warning("drafting is on again for %s", switch.scope)
+                log.warning("drafting is on again for %s", _kind(switch))
         self.now = found
         for host in self._engines:
             host.switch(found)
+
+
+def _kind(switch: DraftSwitch) -> str:
+    """What a switch names, without the values: tags and tenants are not for the log."""
+    kind = switch.scope.kind
+    return kind if switch.scope == SwitchScope() else f"one {kind}"

@@ -184,7 +184,8 @@ def _requests(context: StageContext, host: Engines, group: _Group) -> list[list[
     decode = context.decode(job)
     history = context.drafting.history(job) if uses_history(spec) else None
     cap = context.tenant_depths.get(job.tenant)
-    tag_models = host.tag_models(spec.speculation, _deployed(context, job, spec))
+    deployed = _deployed(context, job, spec) if host.draft_model is not None else {}
+    tag_models = host.tag_models(spec.speculation, deployed)
     text_policy = context.privacy.text_policy(job)
     return [
         requests_of(
@@ -199,7 +200,8 @@ def _deployed(context: StageContext, job: JobRow, spec: JobSpec) -> Mapping[str 
 
     Where outputs depend on the draft model, it is the one that the job has pinned.
     """
-    if spec.speculation.verification is not Verification.COUPLED:
+    coupled = spec.speculation.verification is Verification.COUPLED
+    if not coupled or not spec.speculation.enabled:
         return {}
     try:
         return deployed_for(context.store.deployments(), job.tenant, job.name)

@@ -47,4 +47,8 @@ def test_a_steady_job_has_no_slow_fall_and_an_unknown_one_no_nights(cli: Any, fo
     assert cli("acceptance", "steady").out.count("no slow fall (score 0.0, a fall from 12 on)") == 2
     missing = cli("acceptance", "steady", "--tenant", "other")
     assert missing.out == "nothing was drafted for jobs named 'steady' of tenant 'other'\n"
-    assert cli("acceptance", "other", "--json").json == {"name": "other", "series": []}
+    assert cli("acceptance", "other", "--json").json == {
+        "name": "other",
+        "series": [],
+        "accepted": 0,
+    }

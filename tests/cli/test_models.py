@@ -56,9 +56,10 @@ def test_a_model_is_added_promoted_replaced_and_brought_back(cli: Any, tiny_pair
         (["add", "a/b", "."], "cannot be a model's name"),
         (["list", "docs"], "takes no model"),
         (["show", "docs", "folder"], "takes no 'folder'"),
-        (["show", "docs"], "no model 'docs' is registered; there are: none"),
+        (["show", "docs"], "no one model is meant by 'docs'"),
         (["promote", "docs"], "needs --reason"),
         (["retire", "docs", "--tag", "x"], "takes no --tenant"),
+        (["retire", "docs"], "no one model is meant"),
         (["rollback", "--reason", "bad"], "no model is deployed for everything"),
         (["rollback", "--reason", "bad", "--json"], "has no --json"),
     ],
@@ -82,9 +83,27 @@ def test_a_worker_loads_what_is_promoted(cli: Any, tiny_pair: TinyPair) -> None:
     cli("models", "promote", "docs:2", "--reason", "better")
     assert registered(settings, ["models:docs"]) == [verifier]
     cli("models", "promote", "docs:1", "--job", "nightly", "--reason", "newer")
-    assert registered(settings, ["models:docs"]) == [draft]
-    with pytest.raises(UsageError, match="no model 'code' is registered"):
+    assert registered(settings, ["models:docs"]) == [verifier, draft]
+    first = cli("models", "list", "--json").json[0]["fingerprint"]
+    assert registered(settings, [f"models:{first}"]) == [draft]
+    done = cli("worker", "propose", "--proposer", "models:docs")
+    assert "is for `specbatch worker verify`" in done.err
+    with pytest.raises(UsageError, match="no one model is meant by 'code'"):
         registered(settings, ["models:code"])
+
+
+def test_a_version_whose_files_change_is_not_loaded_and_no_version_takes_its_folder(
+    cli: Any, tiny_pair: TinyPair, tmp_path: Path
+) -> None:
+    folder = copytree(tiny_pair.draft, tmp_path / "trained")
+    cli("models", "add", "docs", str(folder))
+    assert "say which version" in cli("models", "retire", "docs").err
+    copytree(tiny_pair.verifier, folder, dirs_exist_ok=True)
+    with pytest.raises(UsageError, match=r"the files of docs:1 in .* have changed"):
+        registered(load_settings(), ["models:docs:1"])
+    done = cli("models", "add", "docs", str(folder))
+    assert done.code == 2
+    assert "give each version a folder of its own" in done.err
 
 
 def test_a_damaged_training_file_is_named(cli: Any, tiny_pair: TinyPair, tmp_path: Path) -> None:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-import orjson
-from contracts.shorthand import ended, ingest
-from ledger.builders import JOB, START, Clock, new_job
+from ledger.builders import START, Clock, new_job
 
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.sql.migrate import open_store
-from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.draft_switches import DraftSwitch, SwitchScope
 
 OTHER, ENDED = "job00000000000002", "job00000000000003"
@@ -19,12 +16,6 @@ EVERYTHING, TAGGED = SwitchScope(), SwitchScope(tag="de", proposer="ngram")
 
 def of_actor(url: str, clock: Clock, actor: str) -> Store:
     return open_store(url, clock=clock, actor=actor)
-
-
-def logged(store: Store, job_id: str) -> list[tuple[str, dict[str, object]]]:
-    """(actor, payload) of the entries about drafting."""
-    entries = [entry for entry in store.log(job_id) if entry.kind == EntryKind.DRAFTING]
-    return [(entry.actor, orjson.loads(entry.payload)) for entry in entries]
 
 
 def test_a_switch_is_there_until_it_is_ended_and_then_in_the_history(
@@ -65,23 +56,8 @@ def test_of_several_callers_at_once_one_switches(store: Store) -> None:
         )
     assert [is_new for _, is_new in found].count(True) == 1
     assert len({switch for switch, _ in found}) == 1
-    assert len(logged(store, JOB)) == 1
 
 
-def test_the_logs_of_the_live_jobs_that_it_concerns_say_so(url: str, clock: Clock) -> None:
-    store = of_actor(url, clock, "alice")
-    store.create_job(new_job(OTHER, tenant="ads"))
-    ingest(store, groups=1)
-    ended(store, ENDED)
-    scope = SwitchScope(tenant="default", tag="de")
-    store.switch_drafting_off(scope, "see amqp://me:secret@host")
-    store.switch_drafting_on(scope)
-    said = {
-        "scope": {"tenant": "default", "job_name": "", "tag": "de", "proposer": ""},
-        "reason": "see amqp://me:***@host",
-    }
-    assert logged(store, JOB) == [
-        ("alice", said | {"off": on_or_off}) for on_or_off in (True, False)
-    ]
-    assert logged(store, OTHER) == logged(store, ENDED) == []
-    store.close()
+def test_no_password_is_kept_in_a_reason(store: Store) -> None:
+    store.switch_drafting_off(TAGGED, "see amqp://me:secret@host")
+    assert [one.reason for one in store.draft_switches()] == ["see amqp://me:***@host"]

@@ -218,11 +218,17 @@ def test_days_keep_every_count_of_a_proposers_buckets_and_tags(store: Store, clo
     assert store.acceptance_days("other", "nightly") == []
 
 
-def test_another_model_under_the_same_name_has_days_of_its_own(store: Store) -> None:
-    counts = [replace(count(1, 2, "draft-model"), fingerprint=name) for name in ("new", "old")]
-    store.learn_acceptance("default", "nightly", counts)
-    found = by_series(store.acceptance_days("default", "nightly"))
-    assert list(found) == [("draft-model", "new", None), ("draft-model", "old", None)]
+def test_another_model_has_days_of_its_own_in_one_series_of_nights(store: Store) -> None:
+    new, old = (
+        replace(count(agreed, 4, "draft-model"), fingerprint=name)
+        for agreed, name in ((1, "new"), (3, "old"))
+    )
+    store.learn_acceptance("default", "nightly", [new, old, old])
+    days = store.acceptance_days("default", "nightly")
+    assert [(day.fingerprint, day.agreed) for day in days] == [("new", 1), ("old", 6)]
+    ((key, (night,)),) = by_series(days).items()
+    assert key == ("draft-model", None)
+    assert (night.fingerprint, night.agreed, night.tested) == ("old", 7, 12)
 
 
 def test_days_begin_at_midnight_utc(store: Store, clock: Clock) -> None:

@@ -71,6 +71,23 @@ def test_a_rollback_brings_back_what_was_before_but_nothing_retired(store: Store
     assert live(store) == {"everything": "aa"}
 
 
+def test_rollbacks_go_back_further_each_time_and_bring_nothing_bad_back(store: Store) -> None:
+    for fingerprint in ("aa", "bb", "cc"):
+        store.add_model(model(fingerprint))
+        store.promote(fingerprint, ALL, "next")
+    backwards = [store.roll_back(ALL, "bad") for _ in range(3)]
+    assert [one and one.fingerprint for one in backwards] == ["bb", "aa", None]
+    store.promote("aa", ALL, "next")
+    store.promote("bb", ALL, "next")
+    store.roll_back(ALL, "bb is bad")
+    store.promote("cc", ALL, "next")
+    begun = store.roll_back(ALL, "cc is bad")
+    assert begun is not None
+    assert begun.fingerprint == "aa"
+    reasons = {one.fingerprint: one.end_reason for one in store.deployments(history=True)}
+    assert (reasons["bb"], reasons["cc"]) == ("bb is bad", "cc is bad")
+
+
 def test_a_rollback_of_the_first_leaves_wider_scopes(store: Store) -> None:
     store.add_model(model("aa"))
     store.promote("aa", NEWS, "first")

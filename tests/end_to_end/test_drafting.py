@@ -28,7 +28,6 @@ from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.pipeline.runtime.client import Client
 from specbatch.pipeline.runtime.knowledge_store import KnowledgeStore
 from specbatch.pipeline.storage.artefacts import read_drafts
-from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.draft_switches import SwitchScope
 from specbatch.schemas.records import CompletionRecord, JobRow, JobState
 from specbatch.schemas.settings import Settings
@@ -412,6 +411,4 @@ def test_drafting_that_is_switched_off_under_load_ends_within_a_heartbeat(tmp_pa
         ALL_PROPOSERS,
         "switched off by alice: acceptance fell",
     ) in said
-    entries = [e.actor for e in operator.log(done.job.job_id) if e.kind == EntryKind.DRAFTING]
-    assert entries == ["alice"]
     operator.close()

@@ -227,8 +227,8 @@ def entry(
 @pytest.mark.parametrize(
     ("role", "own", "foreign"),
     [
-        ("worker", "group lost published", "submitted cancelled retried purged exported drafting"),
-        ("operator", "cancelled retried exported drafting", "group planned read published purged"),
+        ("worker", "group lost published", "submitted cancelled retried purged exported"),
+        ("operator", "cancelled retried exported", "group planned read published purged"),
         ("auditor", "exported", "submitted group published purged"),
         ("privacy", "purged", "submitted group published cancelled exported"),
     ],

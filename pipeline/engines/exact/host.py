@@ -187,13 +187,14 @@ class EngineHost:
 
     def _note_missing(self, fingerprints: set[str]) -> None:
         """Log it once when deployed models are not here."""
-        for fingerprint in sorted(fingerprints - self._noted):
+        with self._naming:
+            new, self._noted = fingerprints - self._noted, self._noted | fingerprints
+        for fingerprint in sorted(new):
             log.warning(
                 "the deployed draft model %s is not here: its rows are drafted for by what is; "
                 "start the worker with --proposer models:NAME to load it",
                 shown(fingerprint),
             )
-        self._noted = fingerprints
 
     def check(self) -> None:
         """Raises `DeviceLostError` once an engine here has lost its device."""

@@ -29,6 +29,8 @@ from specbatch.pipeline.ledger.sql.reading import BY_ROW
 from specbatch.pipeline.ledger.sql.transactions import Now, Transactions, upsert
 from specbatch.pipeline.policy.costs import forecast
 from specbatch.schemas import completion_rows, mapper, presence, time_mapper
+from specbatch.schemas.audit import EntryKind
+from specbatch.schemas.audit_tables import AuditLog
 from specbatch.schemas.backlog import WORK, Backlog, PinnedJob, StageBacklog
 from specbatch.schemas.figures import ScheduleRuns, StoreFigures
 from specbatch.schemas.job_figures import GroupFigures, RowFigures
@@ -165,8 +167,15 @@ def _at_risk(conn: Connection, at: float) -> dict[str | None, int]:
         usual = None if job.done else _usual_sec(conn, job)
         ends_at = forecast.ends_at(at, begun, int(job.done), int(job.rows), usual)
         is_at_risk = ends_at is not None and ends_at > job.deadline_at
+        is_at_risk = is_at_risk and not _was_retried(conn, job.job_id)
         found[name] = found.get(name, 0) + is_at_risk
     return found
+
+
+def _was_retried(conn: Connection, job_id: str) -> bool:
+    """Whether a job was sent back to work: how long it has taken tells nothing then."""
+    retried = (AuditLog.job_id == job_id, AuditLog.kind == EntryKind.RETRIED.value)
+    return conn.execute(select(AuditLog.number).where(*retried).limit(1)).first() is not None
 
 
 def _usual_sec(conn: Connection, job: Any) -> float | None:
@@ -193,7 +202,7 @@ def _schedules(conn: Connection, at: float) -> dict[str, ScheduleRuns]:
     )
     ended = (
         select(
-            *(ScheduleRun.schedule, Job.state, Job.created_at, Job.finished_at),
+            *(ScheduleRun.schedule, Job.job_id, Job.state, Job.created_at, Job.finished_at),
             (Job.finished_at >= Job.deadline_at).label("is_late"),
         )
         .join(Job, Job.job_id == ScheduleRun.job_id)
@@ -217,7 +226,8 @@ def _schedules(conn: Connection, at: float) -> dict[str, ScheduleRuns]:
     took: dict[str, float] = {}
     bad: Counter[tuple[str, str]] = Counter()
     for run in conn.execute(ended):
-        took[run.schedule] = run.finished_at - run.created_at
+        if run.state == JobState.DONE.value and not _was_retried(conn, run.job_id):
+            took[run.schedule] = run.finished_at - run.created_at
         is_late = run.state == JobState.CANCELLED.value and run.is_late
         bad[run.schedule, "late" if is_late else run.state] += 1
     names = {*last, *missed, *took, *(known.keys() - paused)}

@@ -196,7 +196,7 @@ _MOST_SERIES = 200  # that are tested: those with the most tokens
 
 def slow_falls(conn: Connection, now: Now) -> SlowFalls:
     today = int(conn.execute(select(_day(now))).scalar_one())
-    key = [getattr(AcceptanceDayRow, name) for name in _KEY]
+    key = [getattr(AcceptanceDayRow, name) for name in _KEY if name != "fingerprint"]
     active = (
         select(*key)
         .where(AcceptanceDayRow.day > today - _ACTIVE_DAYS)

@@ -71,24 +71,40 @@ def promote(
 def roll_back(conn: Connection, now: Now, scope: DeployScope, reason: str) -> Deployment | None:
     """The model before the present one drafts again; None: there was none, so wider scopes count.
 
-    Raises `UsageError` where no model is deployed.
+    What a rollback has ended is not brought back by a later one. Raises `UsageError` where no model
+    is deployed.
     """
-    present = _end(conn, now, scope)
+    live = select(*DeploymentTable.__table__.c).where(
+        *_of(scope), DeploymentTable.ended_at.is_(None)
+    )
+    present = conn.execute(live).first()
     if present is None:
         raise UsageError(f"no model is deployed for {scope.words}: see `specbatch models list`")
     earlier = (
-        select(DeploymentTable.fingerprint)
+        select(*DeploymentTable.__table__.c)
         .join(ModelTable, ModelTable.fingerprint == DeploymentTable.fingerprint)
         .where(
             *_of(scope),
-            DeploymentTable.fingerprint != present,
+            DeploymentTable.id < _place(present),
+            DeploymentTable.fingerprint != present.fingerprint,
+            DeploymentTable.end_reason.is_(None),
             ModelTable.retired_at.is_(None),
         )
         .order_by(DeploymentTable.id.desc())
         .limit(1)
     )
-    before = conn.execute(earlier).scalar()
-    return None if before is None else _begin(conn, now, before, scope, reason)
+    before = conn.execute(earlier).first()
+    if before is not None:
+        _locked(conn, before.fingerprint)  # models before deployments, as in `promote`
+    _end(conn, now, scope, reason)
+    if before is None:
+        return None
+    return _begin(conn, now, before.fingerprint, scope, reason, restores=_place(before))
+
+
+def _place(row: Row[Any]) -> int:
+    """Where a deployment stands in the history: one that was brought back, where it stood first."""
+    return int(row.id if row.restores is None else row.restores)
 
 
 def retire(conn: Connection, now: Now, fingerprint: str) -> ModelVersion:
@@ -113,25 +129,34 @@ def _locked(conn: Connection, fingerprint: str) -> ModelVersion:
     query = select(*ModelTable.__table__.c).where(ModelTable.fingerprint == fingerprint)
     row = conn.execute(query.with_for_update()).first()
     if row is None:
-        raise UsageError(f"no model with fingerprint {fingerprint[:12]} is registered")
+        raise UsageError(
+            f"no model with fingerprint {fingerprint[:12]} is registered: add it with "
+            "`specbatch models add NAME FOLDER`"
+        )
     version = _version(row)
     if version.retired_at is not None:
-        raise UsageError(f"{version.label} was retired by {version.retired_by}")
+        raise UsageError(
+            f"{version.label} was retired by {version.retired_by}: choose another version"
+        )
     return version
 
 
-def _end(conn: Connection, now: Now, scope: DeployScope) -> str | None:
-    """The fingerprint of the model that drafted for the scope."""
-    ended = (
-        update(DeploymentTable)
-        .where(*_of(scope), DeploymentTable.ended_at.is_(None))
-        .values(ended_at=now, ended_by=audit_log.actor_of(conn))
-    )
-    return conn.execute(ended.returning(DeploymentTable.fingerprint)).scalar()
+def _end(conn: Connection, now: Now, scope: DeployScope, reason: str | None = None) -> None:
+    """`reason`: of a rollback; who promotes another model gives it there."""
+    ended = {"ended_at": now, "ended_by": audit_log.actor_of(conn), "end_reason": reason}
+    if reason is not None:
+        ended["end_reason"] = masked(reason)
+    there = update(DeploymentTable).where(*_of(scope), DeploymentTable.ended_at.is_(None))
+    conn.execute(there.values(**ended))
 
 
 def _begin(
-    conn: Connection, now: Now, fingerprint: str, scope: DeployScope, reason: str
+    conn: Connection,
+    now: Now,
+    fingerprint: str,
+    scope: DeployScope,
+    reason: str,
+    restores: int | None = None,
 ) -> Deployment:
     values = {
         **_columns(scope),
@@ -139,6 +164,7 @@ def _begin(
         "started_at": now,
         "started_by": audit_log.actor_of(conn),
         "reason": masked(reason),
+        "restores": restores,
     }
     adding = upsert(conn.dialect.name, DeploymentTable).values(**values).on_conflict_do_nothing()
     row = conn.execute(adding.returning(*DeploymentTable.__table__.c)).first()
@@ -172,4 +198,5 @@ def _deployment(row: Row[Any]) -> Deployment:
         row.reason,
         row.ended_at,
         row.ended_by,
+        row.end_reason,
     )

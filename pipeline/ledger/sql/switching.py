@@ -1,21 +1,18 @@
-"""Drafting switched off by an operator: one row per switch, and an entry in each job's log."""
+"""Drafting switched off by an operator: one row per switch, which says who, when and why."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, select, update
 
-from specbatch.pipeline.audit import entries
-from specbatch.pipeline.ledger.sql import audit_log, jobs
+from specbatch.pipeline.ledger.sql import audit_log
 from specbatch.pipeline.ledger.sql.transactions import Now, upsert
-from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.draft_switches import DraftSwitch, SwitchScope
 from specbatch.schemas.masking import masked
 from specbatch.schemas.tables import DraftSwitch as Table
-from specbatch.schemas.tables import Job, job_is_live
 
 
 def switch_off(
@@ -29,7 +26,6 @@ def switch_off(
     if row is None:
         there = select(*Table.__table__.c).where(*_is_active(scope))
         return _switch(conn.execute(there).one()), False
-    _log(conn, now, scope, entries.switched(scope, is_off=True, reason=row.reason))
     return _switch(row), True
 
 
@@ -39,7 +35,6 @@ def switch_on(conn: Connection, now: Now, scope: SwitchScope) -> DraftSwitch | N
     row = conn.execute(ended.returning(*Table.__table__.c)).first()
     if row is None:
         return None
-    _log(conn, now, scope, entries.switched(scope, is_off=False, reason=row.reason))
     return _switch(row)
 
 
@@ -48,15 +43,6 @@ def switches(conn: Connection, history: bool = False) -> list[DraftSwitch]:
     if not history:
         query = query.where(Table.on_at.is_(None))
     return [_switch(row) for row in conn.execute(query)]
-
-
-def _log(conn: Connection, now: Now, scope: SwitchScope, payload: Mapping[str, Any]) -> None:
-    """Say so in the logs of the live jobs that it concerns, in one order everywhere."""
-    query = select(Job.job_id).where(job_is_live()).order_by(Job.job_id)
-    for column, wanted in ((Job.tenant, scope.tenant), (Job.name, scope.job_name)):
-        query = query.where(column == wanted) if wanted else query
-    for job_id in conn.scalars(query).all():
-        jobs.note_action(conn, now, job_id, EntryKind.DRAFTING, payload)
 
 
 def _is_active(scope: SwitchScope) -> Sequence[ColumnElement[bool]]:
