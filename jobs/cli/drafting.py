@@ -99,7 +99,7 @@ def _off(store: Store, scope: SwitchScope, reason: str) -> None:
     if is_new:
         say(f"drafting is off for {scope}: workers stop drafting within a heartbeat")
         if not any(_concerns(scope, job) for job in store.list_jobs(_MOST_JOBS)):
-            remark(f"none of the newest {_MOST_JOBS} jobs is of {scope}: check how it is spelled")
+            remark(f"none of the newest {_MOST_JOBS} jobs fits {scope}: check the spelling")
     else:
         say(f"already off: {switch_line(switch)}")
 

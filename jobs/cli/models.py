@@ -114,13 +114,14 @@ def _check(
 ) -> None:
     """Refuse what an action would ignore."""
     command = f"`specbatch models {action}`"
+    if action is Action.ADD and not (model and files):
+        raise UsageError(f"{command} needs a name, and the model's folder or hub id after it")
     if action in _NAMED and not model:
         raise UsageError(f"{command} needs a model: see `specbatch models list`")
     if action not in _NAMED and model:
         raise UsageError(f"{command} takes no model: leave out {model!r}")
-    if (action is Action.ADD) != bool(files):
-        need = "needs the model's folder or hub id after its name"
-        raise UsageError(f"{command} {need if action is Action.ADD else f'takes no {files!r}'}")
+    if files and action is not Action.ADD:
+        raise UsageError(f"{command} takes one model: leave out {files!r}")
     if action in _SCOPED and not reason.strip():
         raise UsageError(f"{command} needs --reason: say why, for all who will ask")
     if action not in _SCOPED and (reason or scope != DeployScope()):
@@ -154,7 +155,7 @@ def _promote(store: Store, version: ModelVersion, scope: DeployScope, reason: st
 def _roll_back(store: Store, scope: DeployScope, reason: str) -> None:
     begun = store.roll_back(scope, reason)
     if begun is None:
-        say(f"nothing was deployed for {scope.words} before: wider promotions count there, if any")
+        say(f"no model drafts for {scope.words} any more, as none did before; wider scopes count")
     else:
         say(f"{find(store, begun.fingerprint).label} drafts for {scope.words} again")
 
@@ -193,10 +194,11 @@ def _show(store: Store, version: ModelVersion, json: bool) -> None:
     if version.retired_at is not None:
         say(f"  retired {_at(version.retired_at)} by {version.retired_by}")
     for one in history:
-        until = "" if one.ended_at is None else f" until {_at(one.ended_at)} by {one.ended_by}"
-        until += "" if one.end_reason is None else f" ({one.end_reason})"
-        begun = f"{_at(one.started_at)} by {one.started_by}"
-        say(f"  drafts for {one.scope.words} from {begun}{until}: {one.reason}")
+        begun = f"from {_at(one.started_at)} by {one.started_by}: {one.reason}"
+        say(f"  drafts for {one.scope.words} {begun}")
+        if one.ended_at is not None:
+            why = f": {one.end_reason}" if one.end_reason else ""
+            say(f"    until {_at(one.ended_at)} by {one.ended_by}{why}")
 
 
 def _called(fingerprint: str, labels: Mapping[str, str]) -> str:

@@ -71,9 +71,9 @@ def find(store: Store, wanted: str) -> ModelVersion:
     found = exact or named[-1:] or hashed
     if len(found) != 1:
         known = ", ".join(m.label for m in models if m.retired_at is None) or "none"
+        how_many = "several registered models have" if found else "no registered model has"
         raise UsageError(
-            f"no one model is meant by {wanted!r}; those that are registered and not retired: "
-            f"{known}"
+            f"{how_many} the name or fingerprint {wanted!r}; those that can be promoted: {known}"
         )
     return found[0]
 

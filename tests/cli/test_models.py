@@ -42,7 +42,8 @@ def test_a_model_is_added_promoted_replaced_and_brought_back(cli: Any, tiny_pair
     assert done.out == "docs:1 drafts for tag news again\n"
     assert "tag news" in cli("models", "list").out
     shown = cli("models", "show", "docs:1").out.splitlines()
-    assert [line.split(": ")[-1] for line in shown[-2:]] == ["a trial", "it was worse"]
+    begun = [line.rsplit(": ", 1)[-1] for line in shown if "drafts for" in line]
+    assert begun == ["a trial", "it was worse"]
     assert "by alice@laptop" in shown[-1]
     assert cli("models", "retire", "docs:2").out.startswith("docs:2 is retired")
     assert cli("models", "promote", "docs:2", "--reason", "x").code == 2
@@ -51,15 +52,16 @@ def test_a_model_is_added_promoted_replaced_and_brought_back(cli: Any, tiny_pair
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["add", "docs"], "needs the model's folder or hub id"),
-        (["add"], "needs a model"),
+        (["add", "docs"], "needs a name, and the model's folder or hub id"),
+        (["add"], "needs a name, and the model's folder"),
+        (["show"], "needs a model"),
         (["add", "a/b", "."], "cannot be a model's name"),
         (["list", "docs"], "takes no model"),
-        (["show", "docs", "folder"], "takes no 'folder'"),
-        (["show", "docs"], "no one model is meant by 'docs'"),
+        (["show", "docs", "folder"], "leave out 'folder'"),
+        (["show", "docs"], "no registered model has the name or fingerprint 'docs'"),
         (["promote", "docs"], "needs --reason"),
         (["retire", "docs", "--tag", "x"], "takes no --tenant"),
-        (["retire", "docs"], "no one model is meant"),
+        (["retire", "docs"], "no registered model has"),
         (["rollback", "--reason", "bad"], "no model is deployed for everything"),
         (["rollback", "--reason", "bad", "--json"], "has no --json"),
     ],
@@ -88,7 +90,7 @@ def test_a_worker_loads_what_is_promoted(cli: Any, tiny_pair: TinyPair) -> None:
     assert registered(settings, [f"models:{first}"]) == [draft]
     done = cli("worker", "propose", "--proposer", "models:docs")
     assert "is for `specbatch worker verify`" in done.err
-    with pytest.raises(UsageError, match="no one model is meant by 'code'"):
+    with pytest.raises(UsageError, match="no registered model has the name or fingerprint 'code'"):
         registered(settings, ["models:code"])
 
 
