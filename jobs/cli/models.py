@@ -14,7 +14,7 @@ import typer
 from rich.table import Table
 
 from specbatch.jobs.cli.connect import load_settings
-from specbatch.jobs.cli.console import say, say_json, show_whole
+from specbatch.jobs.cli.console import remark, say, say_json, show_whole
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.learning.registry import find, register
 from specbatch.pipeline.ledger.contract import Store
@@ -150,6 +150,8 @@ def _exactly(store: Store, wanted: str) -> ModelVersion:
 def _promote(store: Store, version: ModelVersion, scope: DeployScope, reason: str) -> None:
     store.promote(version.fingerprint, scope, reason)
     say(f"{version.label} drafts for {scope.words}, from the next group on, where it is loaded")
+    if version.origin.get("better") is False:
+        remark("its training did not show that it is better than its parent")
 
 
 def _roll_back(store: Store, scope: DeployScope, reason: str) -> None:

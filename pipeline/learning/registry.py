@@ -13,8 +13,7 @@ from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.registry import PREFIX, ModelVersion, NewModel
-
-TRAINING_FILE = "training.json"  # in the folder of a model that `specbatch train` has made
+from specbatch.schemas.training import RECORD
 
 _PREFIX_LENGTH = 8  # of a fingerprint, at least
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -47,12 +46,12 @@ def register(store: Store, name: str, folder: ModelFolder) -> tuple[ModelVersion
 
 def _origin(folder: Path) -> Mapping[str, Any]:
     try:
-        found = json.loads((folder / TRAINING_FILE).read_bytes())
+        found = json.loads((folder / RECORD).read_bytes())
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"{folder / TRAINING_FILE} cannot be read ({type(error).__name__}): mend or delete it"
+            f"{folder / RECORD} cannot be read ({type(error).__name__}): mend or delete it"
         ) from None
     return found if isinstance(found, dict) else {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -114,3 +115,19 @@ def test_a_damaged_training_file_is_named(cli: Any, tiny_pair: TinyPair, tmp_pat
     done = cli("models", "add", "docs", str(folder))
     assert done.code == 2
     assert "training.json cannot be read" in done.err
+
+
+def test_what_a_training_says_of_its_model_is_kept_and_told(
+    cli: Any, tiny_pair: TinyPair, tmp_path: Path
+) -> None:
+    cli("models", "add", "docs", str(tiny_pair.verifier))
+    (first,) = cli("models", "list", "--json").json
+    folder = copytree(tiny_pair.draft, tmp_path / "trained")
+    record = {"better": False, "parent": {"digest": first["fingerprint"]}}
+    (folder / "training.json").write_text(json.dumps(record))
+    cli("models", "add", "docs", str(folder))
+    assert "parent  docs:1" in cli("models", "show", "docs:2").out
+    assert cli("models", "show", "docs:2", "--json").json["origin"] == record
+    done = cli("models", "promote", "docs:2", "--reason", "to see what it does")
+    assert done.code == 0
+    assert "did not show that it is better" in done.err
