@@ -149,7 +149,7 @@ def _exactly(store: Store, wanted: str) -> ModelVersion:
 
 def _promote(store: Store, version: ModelVersion, scope: DeployScope, reason: str) -> None:
     store.promote(version.fingerprint, scope, reason)
-    say(f"{version.label} drafts for {scope.words}, from the next group on, where it is loaded")
+    say(f"{version.label} drafts for {scope.words}, from the next groups on, where it is loaded")
     if version.origin.get("better") is False:
         remark("its training did not show that it is better than its parent")
 

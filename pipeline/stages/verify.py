@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -47,12 +47,11 @@ from specbatch.schemas.errors import (
     ModelChangedError,
     ObjectError,
     RequestCancelledError,
-    StoreError,
     UsageError,
 )
 from specbatch.schemas.numeric_class import UNKNOWN, Pinned
 from specbatch.schemas.records import GroupWork, JobRow, PromptRow, Stage, Verification
-from specbatch.schemas.registry import deployed_for
+from specbatch.schemas.registry import NO_MODELS
 from specbatch.schemas.spec import JobSpec
 
 log = logging.getLogger(__name__)
@@ -184,7 +183,8 @@ def _requests(context: StageContext, host: Engines, group: _Group) -> list[list[
     decode = context.decode(job)
     history = context.drafting.history(job) if uses_history(spec) else None
     cap = context.tenant_depths.get(job.tenant)
-    deployed = _deployed(context, job, spec) if host.draft_model is not None else {}
+    here = host.draft_model is not None
+    deployed = context.drafting.deployed(job, spec) if here else NO_MODELS
     tag_models = host.tag_models(spec.speculation, deployed)
     text_policy = context.privacy.text_policy(job)
     return [
@@ -193,21 +193,6 @@ def _requests(context: StageContext, host: Engines, group: _Group) -> list[list[
         )
         for row in group.rows
     ]
-
-
-def _deployed(context: StageContext, job: JobRow, spec: JobSpec) -> Mapping[str | None, str]:
-    """Fingerprints of the draft models that are deployed for the job, by tag.
-
-    Where outputs depend on the draft model, it is the one that the job has pinned.
-    """
-    coupled = spec.speculation.verification is Verification.COUPLED
-    if not coupled or not spec.speculation.enabled:
-        return {}
-    try:
-        return deployed_for(context.store.deployments(), job.tenant, job.name)
-    except StoreError as error:
-        log.warning("job %s: cannot read which models are deployed: %s", job.job_id, error)
-        return {}
 
 
 def _with_fingerprint(host: Engines, group: _Group) -> _Group:

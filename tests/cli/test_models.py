@@ -68,9 +68,14 @@ def test_a_model_is_added_promoted_replaced_and_brought_back(cli: Any, tiny_pair
     ],
 )
 def test_what_an_action_would_ignore_or_cannot_do_is_refused(
-    cli: Any, tiny_pair: TinyPair, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+    cli: Any,
+    tiny_pair: TinyPair,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    said: str,
 ) -> None:
-    monkeypatch.chdir(tiny_pair.draft)
+    monkeypatch.chdir(copytree(tiny_pair.draft, tmp_path / "draft"))
     done = cli("models", *arguments)
     assert done.code == 2
     assert said in done.err

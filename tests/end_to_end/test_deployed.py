@@ -48,20 +48,21 @@ def test_rows_are_drafted_for_by_the_deployed_model(tmp_path: Path, tiny_pair: T
         "engine": {"dtype": "float32"},
         "speculation": {"sources": ["draft-model"], "depth": 3, "history_tokens": 0},
     }
-    worker = make_worker(
-        settings, KINDS, lambda _: None, *names[:2], extra_draft_models=(names[0],)
-    )
-    with closing(worker):
-        outputs = []
-        for job_name, fingerprint in (("first", small.fingerprint), ("second", big.fingerprint)):
+    outputs = []
+    for job_name, deployed in (("first", small), ("second", big)):
+        worker = make_worker(
+            settings, KINDS, lambda _: None, *names[:2], extra_draft_models=(names[0],)
+        )
+        with closing(worker):
             for folder in (small, big):
                 register(worker.store, "docs", folder)
-            worker.store.promote(fingerprint.digest, DeployScope(), "for all")
+            wanted = deployed.fingerprint.digest
+            worker.store.promote(wanted, DeployScope(), "for all")
             worker.store.promote(small.fingerprint.digest, DeployScope(tag="b"), "for b")
             output = {"uri": str(tmp_path / job_name)}
             outputs.append(run(worker, settings, {**spec, "name": job_name, "output": output}))
             assert drafted_for(worker.store, job_name) == {
-                ("a", fingerprint.digest),
+                ("a", wanted),
                 ("b", small.fingerprint.digest),
             }
     assert outputs[0] == outputs[1]

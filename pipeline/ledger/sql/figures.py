@@ -226,7 +226,8 @@ def _schedules(conn: Connection, at: float) -> dict[str, ScheduleRuns]:
     took: dict[str, float] = {}
     bad: Counter[tuple[str, str]] = Counter()
     for run in conn.execute(ended):
-        if run.state == JobState.DONE.value and not _was_retried(conn, run.job_id):
+        went_through = run.state in (JobState.DONE.value, JobState.PARTIAL.value)
+        if went_through and not _was_retried(conn, run.job_id):
             took[run.schedule] = run.finished_at - run.created_at
         is_late = run.state == JobState.CANCELLED.value and run.is_late
         bad[run.schedule, "late" if is_late else run.state] += 1
