@@ -6,8 +6,10 @@ Beat itself keeps no state: the store records every run, so beat may be killed, 
 from __future__ import annotations
 
 import logging
+import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from celery import Celery
@@ -78,4 +80,13 @@ def run_beat(
     def scheduler(**kwargs: Any) -> ScheduleBeat:
         return ScheduleBeat(Rounds(folder, ticker, clock), **kwargs)
 
-    Service(app, max_interval=POLL_SEC, scheduler_cls=scheduler).start()
+    service = Service(app, max_interval=POLL_SEC, scheduler_cls=scheduler)
+
+    def end(*_: object) -> None:
+        service.stop()  # after the round, where the interrupt is lost: in a finaliser, say
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
+    with suppress(KeyboardInterrupt):
+        service.start()

@@ -7,17 +7,18 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from celery import Celery
 from ledger.builders import Clock
 from schedules.conftest import Site, at, silent
 
-from specbatch.jobs.schedules.beat import POLL_SEC, Rounds, ScheduleBeat
+from specbatch.jobs.schedules.beat import POLL_SEC, Rounds, ScheduleBeat, run_beat
 from specbatch.jobs.schedules.definition import Folder, load_schedule
 from specbatch.jobs.schedules.ticker import Ticker
 from specbatch.pipeline.bootstrap import make_store
@@ -98,6 +99,29 @@ def test_two_schedulers_submit_a_job_once_and_a_worker_does_it(
     for log in both:
         assert log.read_text().endswith("scheduler ended\n")
         assert "Traceback" not in log.read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_whose_interrupt_is_lost_ends_it_after_the_round(
+    rest: Rest, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    rounds = 0
+
+    def go(_: Rounds) -> float:
+        nonlocal rounds
+        rounds += 1
+        with suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), number)
+        return 0.0
+
+    monkeypatch.setattr(Rounds, "go", go)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        run_beat(Celery(broker="memory://"), Folder(rest.site.folder), cast(Ticker, None))
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+    assert rounds == 1
 
 
 # --- rounds, with a clock that stands still -------------------------------------------------
