@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from specbatch.schemas.draft_switches import SwitchScope
+
 PREFIX = "models:"  # of a --proposer that names a registered model
 NO_MODELS: Mapping[str | None, str] = MappingProxyType({})  # by tag
 
@@ -53,8 +55,7 @@ class DeployScope:
     @property
     def words(self) -> str:
         """As in `tenant acme, job nightly`."""
-        parts = (("tenant", self.tenant), ("job", self.job_name), ("tag", self.tag))
-        return ", ".join(f"{name} {value}" for name, value in parts if value) or "everything"
+        return str(SwitchScope(self.tenant, self.job_name, self.tag))
 
     @property
     def narrowness(self) -> tuple[int, bool, bool]:

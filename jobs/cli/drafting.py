@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
 from specbatch.jobs.cli.connect import load_settings
-from specbatch.jobs.cli.console import remark, say, say_json
+from specbatch.jobs.cli.console import moment, remark, say, say_json
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.engines.models.draft_names import kind_of
 from specbatch.pipeline.ledger.contract import Store
@@ -138,12 +137,10 @@ def _list(switches: Sequence[DraftSwitch], json: bool) -> None:
 
 def switch_line(switch: DraftSwitch) -> str:
     """What is off, since when, by whom, why, and until when."""
-    ended = "" if switch.on_at is None else f"; on again at {_when(switch.on_at)} by {switch.on_by}"
+    ended = (
+        "" if switch.on_at is None else f"; on again at {moment(switch.on_at)} by {switch.on_by}"
+    )
     return (
-        f"{switch.scope}, off since {_when(switch.off_at)} by {switch.off_by}: "
+        f"{switch.scope}, off since {moment(switch.off_at)} by {switch.off_by}: "
         f"{switch.reason}{ended}"
     )
-
-
-def _when(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
-from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +13,7 @@ import typer
 from rich.table import Table
 
 from specbatch.jobs.cli.connect import load_settings
-from specbatch.jobs.cli.console import remark, say, say_json, show_whole
+from specbatch.jobs.cli.console import moment, remark, say, say_json, show_whole
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.learning.registry import find, register
 from specbatch.pipeline.ledger.contract import Store
@@ -178,7 +177,7 @@ def _list(store: Store, json: bool) -> None:
             scopes = [d.scope.words for d in live if d.fingerprint == m.fingerprint]
             state = "retired" if m.retired_at is not None else "; ".join(scopes) or "-"
             parent = _called(m.parent, labels) if m.parent else "-"
-            table.add_row(m.label, shown(m.fingerprint), parent, _at(m.added_at), state)
+            table.add_row(m.label, shown(m.fingerprint), parent, moment(m.added_at), state)
         show_whole(table)
 
 
@@ -192,15 +191,15 @@ def _show(store: Store, version: ModelVersion, json: bool) -> None:
     say(f"  files   {version.ref}")
     if version.parent:
         say(f"  parent  {_called(version.parent, labels)}")
-    say(f"  added   {_at(version.added_at)} by {version.added_by}")
+    say(f"  added   {moment(version.added_at)} by {version.added_by}")
     if version.retired_at is not None:
-        say(f"  retired {_at(version.retired_at)} by {version.retired_by}")
+        say(f"  retired {moment(version.retired_at)} by {version.retired_by}")
     for one in history:
-        begun = f"from {_at(one.started_at)} by {one.started_by}: {one.reason}"
+        begun = f"from {moment(one.started_at)} by {one.started_by}: {one.reason}"
         say(f"  drafts for {one.scope.words} {begun}")
         if one.ended_at is not None:
             why = f": {one.end_reason}" if one.end_reason else ""
-            say(f"    until {_at(one.ended_at)} by {one.ended_by}{why}")
+            say(f"    until {moment(one.ended_at)} by {one.ended_by}{why}")
 
 
 def _called(fingerprint: str, labels: Mapping[str, str]) -> str:
@@ -209,7 +208,3 @@ def _called(fingerprint: str, labels: Mapping[str, str]) -> str:
 
 def _as_json(version: ModelVersion, deployments: Sequence[Deployment]) -> dict[str, object]:
     return {**asdict(version), "deployments": [asdict(one) for one in deployments]}
-
-
-def _at(sec: float) -> str:
-    return datetime.fromtimestamp(sec, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

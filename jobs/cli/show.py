@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
 
 from specbatch.jobs.cli.audit import correctness_line
 from specbatch.jobs.cli.connect import silent
-from specbatch.jobs.cli.console import out, say, say_json
+from specbatch.jobs.cli.console import moment, out, say, say_json
 from specbatch.jobs.cli.cost import saved_json, saved_line
 from specbatch.jobs.cli.drafting import switch_line
 from specbatch.jobs.cli.options import JobId
@@ -193,7 +192,7 @@ def limit_lines(row: JobRow) -> list[str]:
     if row.priority != NORMAL:
         lines.append(f"priority: {PRIORITIES[row.priority]}")
     if row.deadline_at is not None:
-        when = datetime.fromtimestamp(row.deadline_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        when = moment(row.deadline_at)
         lines.append(f"deadline: {when}")
     if row.budget_usd is not None:
         lines.append(f"budget: ${row.budget_usd:g}")
@@ -216,7 +215,7 @@ def decision_lines(decisions: Sequence[Decision]) -> list[str]:
     if left_out <= 0:
         lines = ["decisions about drafts:"]
     for d in decisions[-DECISIONS:]:
-        when = datetime.fromtimestamp(d.at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        when = moment(d.at)
         whom = "" if d.proposer == ALL_PROPOSERS else f" {d.proposer}"
         lines.append(f"    {when}  {d.action}{whom}: {d.reason}")
     return lines
@@ -227,7 +226,7 @@ def audit_lines(audits: Sequence[AuditRecord]) -> list[str]:
     if not audits:
         return []
     last = audits[-1]
-    when = datetime.fromtimestamp(last.at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    when = moment(last.at)
     of_all = Correctness(sum(a.sampled for a in audits), sum(a.differing for a in audits))
     state = "the log is intact" if last.intact else "the log is NOT intact"
     return [

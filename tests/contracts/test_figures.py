@@ -121,6 +121,10 @@ def test_jobs_that_will_miss_their_deadline_are_told_by_name(store: Store, clock
     assert store.figures().at_risk == {"nightly": 1}, "half of it takes 55 s by now"
     store.request_cancel("joblimited")
     assert store.figures().at_risk == {}
+    lease = found(store.claim_job("joblimited", Stage.PUBLISH, "w", LEASE_SEC)).lease
+    store.finish_job(lease, JobState.CANCELLED)
+    store.retry_job("joblimited")
+    assert store.figures().at_risk == {"nightly": 0}, "the hours before its retry tell nothing"
 
 
 def test_a_job_that_has_not_begun_is_expected_to_take_as_long_as_the_last_one(

@@ -279,6 +279,22 @@ def test_slow_falls_are_read_now_and_then_and_private_jobs_have_no_name() -> Non
     assert asked == [100.0, 100.0 + FALLS_SEC]
 
 
+def test_slow_falls_that_cannot_be_read_leave_the_other_figures() -> None:
+    time, answers = [0.0], iter([{("nightly", "ngram"): True}, None])
+
+    def read_falls() -> SlowFalls:
+        if (found := next(answers)) is None:
+            raise StoreError("it takes too long")
+        return found
+
+    read = with_slow_falls(lambda: FIGURES, read_falls, clock=lambda: time[0])
+    read()
+    time[0] += FALLS_SEC
+    told = store_values(read())
+    assert told[names.SLOW_FALL] == {("nightly", "ngram"): 1.0}, "what was read last"
+    assert told[names.JOBS] == store_values(FIGURES)[names.JOBS]
+
+
 def test_runs_and_deadlines_of_jobs_have_their_series() -> None:
     runs = {"nightly": ScheduleRuns(late=2, duration_sec=70.0), "new": ScheduleRuns()}
     told = store_values(replace(FIGURES, schedules=runs, at_risk={"nightly": 1, None: 0}))

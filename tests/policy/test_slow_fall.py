@@ -17,7 +17,7 @@ from specbatch.benchmarks.slow_falls import (
     nights,
     nights_to_flag,
 )
-from specbatch.pipeline.policy.slow_fall import BLOCK_DAYS, BLOCKS, slow_fall
+from specbatch.pipeline.policy.slow_fall import BLOCK_DAYS, BLOCKS, by_series, slow_fall
 from specbatch.schemas.speculation import AcceptanceDay
 
 NOISY = Job(tested=(200_000, 200_000), day_share=0.03, weekend=0.1)  # falsely flagged most often
@@ -108,3 +108,21 @@ def test_one_broken_night_is_no_slow_fall() -> None:
     assert found is not None
     assert found.score > 0.0
     assert not found.falls
+
+
+def test_nights_of_long_ago_say_nothing_of_a_job_that_hardly_drafts_any_more() -> None:
+    falling = [*[0.8] * 60, *[0.8 * 0.97**n for n in range(21)]]
+    found = slow_fall(plain(*falling))
+    assert found is not None
+    assert found.falls
+    quiet = [replace(day, day=day.day + len(falling)) for day in plain(*[0.4] * 9, tested=100.0)]
+    assert slow_fall([*plain(*falling), *quiet]) is None
+
+
+def test_a_worse_model_under_the_same_name_is_a_fall_like_any_other() -> None:
+    old = [replace(day, fingerprint="old") for day in plain(*[0.8] * 60)]
+    new = [replace(day, day=day.day + 60, fingerprint="new") for day in plain(*[0.6] * 20)]
+    (days,) = by_series([*new, *old]).values()
+    found = slow_fall(days)
+    assert found is not None
+    assert found.falls
