@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -56,6 +56,11 @@ class DeployScope:
     def words(self) -> str:
         """As in `tenant acme, job nightly`."""
         return str(SwitchScope(self.tenant, self.job_name, self.tag))
+
+    def covers(self, other: DeployScope) -> bool:
+        """Whether all of another scope's rows are in it."""
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return all(mine in ("", theirs) for mine, theirs in pairs)
 
     @property
     def narrowness(self) -> tuple[int, bool, bool]:

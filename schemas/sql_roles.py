@@ -38,6 +38,8 @@ TABLES = (
     "acceptance_days",
     "models",
     "deployments",
+    "rollouts",
+    "rollout_groups",
     "tenants",
     "audit_log",
     "audits",
@@ -77,7 +79,7 @@ RIGHTS: Mapping[str, Rights] = {
         inserts=(
             *("groups", "completions", "rejected_rows", "decisions", "machine_knowledge"),
             *("acceptance_priors", "tenants", "audit_log", "worker_sessions", "time_slices"),
-            *("worker_processes", "notifications", "acceptance_days"),
+            *("worker_processes", "notifications", "acceptance_days", "rollout_groups"),
         ),
         deletes=("worker_processes", "acceptance_days"),  # of those that ended; of long ago
         columns={
@@ -105,19 +107,23 @@ RIGHTS: Mapping[str, Rights] = {
                 *("lost_ticks", "leased_ticks", "serves"),
             ),
             "worker_processes": ("heard_at", "trouble"),
+            "rollouts": ("step", "better", "worse", "outcome", "ended_at", "ended_by"),
             "notifications": ("attempts", "due_at", "sent_at", "error"),
             "time_slices": (
                 *("kept", "prefill_ticks", "verify_ticks", "draft_ticks", "rejected_ticks"),
                 *("padding_ticks", "overhead_ticks"),
             ),
         },
-        sequences=("decisions_id_seq",),
+        sequences=("decisions_id_seq", "rollout_groups_id_seq"),
         functions=(months.FUNCTION,),
     ),
     # Submits, cancels, retries, switches drafting off and on. What a group is made of and has given
     # is not its to write, nor what a job asks for once it is submitted.
     OPERATOR: Rights(
-        inserts=("audit_log", "schedule_runs", "draft_switches", "models", "deployments"),
+        inserts=(
+            *("audit_log", "schedule_runs", "draft_switches", "models", "deployments"),
+            "rollouts",
+        ),
         inserted={
             "jobs": (
                 *("job_id", "name", "tenant", "spec", "spec_digest", "verifier", "proposer"),
@@ -144,8 +150,9 @@ RIGHTS: Mapping[str, Rights] = {
             "draft_switches": ("on_at", "on_by"),
             "models": ("retired_at", "retired_by"),
             "deployments": ("ended_at", "ended_by", "end_reason"),
+            "rollouts": ("outcome", "ended_at", "ended_by", "end_reason"),
         },
-        sequences=("draft_switches_id_seq", "deployments_id_seq"),
+        sequences=("draft_switches_id_seq", "deployments_id_seq", "rollouts_id_seq"),
         functions=(months.FUNCTION,),
         hidden={"completions": TEXTS},
     ),

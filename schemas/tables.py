@@ -368,6 +368,67 @@ Index(
 )
 
 
+class Rollout(Base):
+    """A candidate that drafts for a growing share of a scope's groups. Rows are added and ended."""
+
+    __tablename__ = "rollouts"
+
+    id: Mapped[int] = mapped_column(
+        BigInteger().with_variant(Integer, "sqlite"), primary_key=True
+    )  # in the order they began
+    fingerprint: Mapped[str] = mapped_column(ForeignKey("models.fingerprint"))
+    tenant: Mapped[str]
+    job_name: Mapped[str]
+    tag: Mapped[str]
+    steps: Mapped[list[float]] = mapped_column(JSON)
+    step: Mapped[int] = mapped_column(default=0)
+    started_at: Mapped[float]
+    started_by: Mapped[str] = mapped_column(AnyText)
+    reason: Mapped[str] = mapped_column(AnyText)
+    better: Mapped[float] = mapped_column(default=1.0)
+    worse: Mapped[float] = mapped_column(default=1.0)
+    outcome: Mapped[str | None]
+    ended_at: Mapped[float | None]
+    ended_by: Mapped[str | None] = mapped_column(AnyText)
+    end_reason: Mapped[str | None] = mapped_column(AnyText)
+
+
+Index(
+    "uq_rollouts_live",
+    *(Rollout.tenant, Rollout.job_name, Rollout.tag),
+    unique=True,
+    sqlite_where=Rollout.ended_at.is_(None),
+    postgresql_where=Rollout.ended_at.is_(None),
+)
+
+
+class RolloutGroup(Base):
+    """What one group showed of a rollout. It outlives the job: there is no text in it."""
+
+    __tablename__ = "rollout_groups"
+
+    id: Mapped[int] = mapped_column(
+        BigInteger().with_variant(Integer, "sqlite"), primary_key=True
+    )  # in the order they ended
+    rollout_id: Mapped[int] = mapped_column(ForeignKey("rollouts.id"))
+    job_id: Mapped[str]
+    group_index: Mapped[int]
+    share: Mapped[float]
+    is_candidate: Mapped[bool]
+    accepted: Mapped[int] = mapped_column(BigInteger)
+    cost: Mapped[float]
+    shadow_drafts: Mapped[int] = mapped_column(BigInteger)
+    shadow_candidate: Mapped[int] = mapped_column(BigInteger)
+    shadow_serving: Mapped[int] = mapped_column(BigInteger)
+
+
+Index(
+    "uq_rollout_groups_group",
+    *(RolloutGroup.rollout_id, RolloutGroup.job_id, RolloutGroup.group_index),
+    unique=True,
+)
+
+
 # --- device time: counters in ticks, which only grow (see `ledger/contract.py`) ---------------
 def _ticks() -> Any:
     return mapped_column(BigInteger, default=0)

@@ -67,6 +67,7 @@ from specbatch.schemas.records import (
     StageTiming,
 )
 from specbatch.schemas.registry import Deployment, DeployScope, ModelVersion, NewModel
+from specbatch.schemas.rollouts import Observed, Rollout
 from specbatch.schemas.schedules import RUNS, RunState, ScheduleRun
 from specbatch.schemas.speculation import AcceptanceCount, AcceptanceDay, Decision, PastOutput
 from specbatch.schemas.timekeeping import (
@@ -501,6 +502,35 @@ class Store(Protocol):
 
     def retire(self, fingerprint: str) -> ModelVersion:
         """A retired model cannot be promoted. Raises `UsageError` while it is deployed."""
+
+    # --- rollouts of draft models -------------------------------------------------------------
+    def begin_rollout(
+        self, fingerprint: str, scope: DeployScope, steps: Sequence[float], reason: str
+    ) -> Rollout:
+        """Let a candidate draft for a growing share of a scope's groups.
+
+        Raises `UsageError` where no model is deployed, or a rollout goes on.
+        """
+
+    def rollouts(self, history: bool = False) -> list[Rollout]:
+        """Those that count now; with `history` all there ever were, in order."""
+
+    def rollout_groups(self, number: int) -> list[Observed]:
+        """What a rollout's groups showed, in the order in which they ended."""
+
+    def observe_rollout(
+        self, number: int, job_id: str, group_index: int, seen: Observed
+    ) -> Rollout:
+        """Note what a group showed, once; the rollout goes on or ends as `policy/rollout.py` says.
+
+        A worse candidate drafts no more. A better one drafts for all groups until it is promoted.
+        """
+
+    def stop_rollout(self, scope: DeployScope, reason: str) -> Rollout:
+        """Raises `UsageError` where there is none."""
+
+    def settle_rollouts(self) -> list[Rollout]:
+        """Promote the candidates that turned out better. Returns the rollouts that ended so."""
 
     # --- drafting switched off by an operator -----------------------------------------------
     def switch_drafting_off(self, scope: SwitchScope, reason: str) -> tuple[DraftSwitch, bool]:

@@ -14,8 +14,10 @@ from specbatch.pipeline.ledger.sql.transactions import Now, upsert
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.masking import masked
 from specbatch.schemas.registry import Deployment, DeployScope, ModelVersion, NewModel
+from specbatch.schemas.rollouts import Outcome
 from specbatch.schemas.tables import Deployment as DeploymentTable
 from specbatch.schemas.tables import Model as ModelTable
+from specbatch.schemas.tables import Rollout as RolloutTable
 
 _TRIES = 8  # to get a version number, while others take some
 
@@ -63,7 +65,8 @@ def promote(
     conn: Connection, now: Now, fingerprint: str, scope: DeployScope, reason: str
 ) -> Deployment:
     """The model drafts for the scope from now on; the one before it does no more."""
-    _locked(conn, fingerprint)
+    locked(conn, fingerprint)
+    _stop_rollout(conn, now, scope, f"promoted: {reason}")
     _end(conn, now, scope)
     return _begin(conn, now, fingerprint, scope, reason)
 
@@ -95,7 +98,8 @@ def roll_back(conn: Connection, now: Now, scope: DeployScope, reason: str) -> De
     )
     before = conn.execute(earlier).first()
     if before is not None:
-        _locked(conn, before.fingerprint)  # models before deployments, as in `promote`
+        locked(conn, before.fingerprint)  # models before deployments, as in `promote`
+    _stop_rollout(conn, now, scope, f"rolled back: {reason}")
     _end(conn, now, scope, reason)
     if before is None:
         return None
@@ -109,13 +113,18 @@ def _place(row: Row[Any]) -> int:
 
 def retire(conn: Connection, now: Now, fingerprint: str) -> ModelVersion:
     """It cannot be promoted any more. Raises `UsageError` while it is deployed."""
-    version = _locked(conn, fingerprint)
+    version = locked(conn, fingerprint)
     live = [one for one in deployments(conn) if one.fingerprint == fingerprint]
     if live:
         raise UsageError(
             f"{version.label} drafts for {live[0].scope.words}: promote another model there or "
             "roll it back first"
         )
+    tried = select(RolloutTable.id).where(
+        RolloutTable.fingerprint == fingerprint, RolloutTable.ended_at.is_(None)
+    )
+    if conn.execute(tried).first() is not None:
+        raise UsageError(f"{version.label} is in a rollout: stop it with `specbatch rollout stop`")
     retired = (
         update(ModelTable)
         .where(ModelTable.fingerprint == fingerprint)
@@ -124,7 +133,7 @@ def retire(conn: Connection, now: Now, fingerprint: str) -> ModelVersion:
     return _version(conn.execute(retired.returning(*ModelTable.__table__.c)).one())
 
 
-def _locked(conn: Connection, fingerprint: str) -> ModelVersion:
+def locked(conn: Connection, fingerprint: str) -> ModelVersion:
     """A model that may be promoted; it cannot be retired before the transaction ends."""
     query = select(*ModelTable.__table__.c).where(ModelTable.fingerprint == fingerprint)
     row = conn.execute(query.with_for_update()).first()
@@ -150,6 +159,14 @@ def _end(conn: Connection, now: Now, scope: DeployScope, reason: str | None = No
     conn.execute(there.values(**ended))
 
 
+def _stop_rollout(conn: Connection, now: Now, scope: DeployScope, reason: str) -> None:
+    """Its groups were compared with a model that drafts no more."""
+    there = [getattr(RolloutTable, name) == value for name, value in columns_of(scope).items()]
+    stopped = update(RolloutTable).where(*there, RolloutTable.ended_at.is_(None))
+    ended = {"ended_at": now, "ended_by": audit_log.actor_of(conn), "end_reason": masked(reason)}
+    conn.execute(stopped.values(outcome=Outcome.STOPPED.value, **ended))
+
+
 def _begin(
     conn: Connection,
     now: Now,
@@ -159,7 +176,7 @@ def _begin(
     restores: int | None = None,
 ) -> Deployment:
     values = {
-        **_columns(scope),
+        **columns_of(scope),
         "fingerprint": fingerprint,
         "started_at": now,
         "started_by": audit_log.actor_of(conn),
@@ -176,12 +193,12 @@ def _begin(
     return _deployment(row)
 
 
-def _columns(scope: DeployScope) -> dict[str, str]:
+def columns_of(scope: DeployScope) -> dict[str, str]:
     return {"tenant": scope.tenant, "job_name": scope.job_name, "tag": scope.tag}
 
 
 def _of(scope: DeployScope) -> list[ColumnElement[bool]]:
-    return [getattr(DeploymentTable, name) == value for name, value in _columns(scope).items()]
+    return [getattr(DeploymentTable, name) == value for name, value in columns_of(scope).items()]
 
 
 def _version(row: Row[Any]) -> ModelVersion:

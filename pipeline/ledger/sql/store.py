@@ -24,6 +24,7 @@ from specbatch.pipeline.ledger.sql import (
     purging,
     reading,
     registry,
+    rolling_out,
     schedules,
     splitting,
     stopping,
@@ -276,6 +277,12 @@ class SqlStore:
     promote = _writes(registry.promote)
     roll_back = _writes(registry.roll_back)
     retire = _writes(registry.retire)
+    begin_rollout = _writes(rolling_out.begin)
+    rollouts = _reads(rolling_out.rollouts)
+    rollout_groups = _reads(rolling_out.groups)
+    observe_rollout = _writes(rolling_out.observe)
+    stop_rollout = _writes(rolling_out.stop)
+    settle_rollouts = _writes(rolling_out.settle)
 
     # --- drafting switched off by an operator -----------------------------------------------
     switch_drafting_off = _writes(switching.switch_off)

@@ -1,0 +1,80 @@
+"""Rollouts of draft models, and what groups showed of each.
+
+Revision 0022. Taking it back loses both; the models that are deployed stay.
+"""
+
+import sqlalchemy as sa
+from alembic import op
+
+from specbatch.migrations.shared import on_postgres
+from specbatch.schemas.sql_roles import granting
+
+revision = "0022"
+down_revision = "0021"
+
+
+def upgrade() -> None:
+    number = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+    op.create_table(
+        "rollouts",
+        sa.Column("id", number, nullable=False),
+        *(
+            sa.Column(name, sa.Text(), nullable=False)
+            for name in ("fingerprint", "tenant", "job_name", "tag")
+        ),
+        sa.Column("steps", sa.JSON(), nullable=False),
+        sa.Column("step", sa.Integer(), nullable=False),
+        sa.Column("started_at", sa.Double(), nullable=False),
+        sa.Column("started_by", sa.Text(), nullable=False),
+        sa.Column("reason", sa.Text(), nullable=False),
+        sa.Column("better", sa.Double(), nullable=False),
+        sa.Column("worse", sa.Double(), nullable=False),
+        sa.Column("outcome", sa.Text(), nullable=True),
+        sa.Column("ended_at", sa.Double(), nullable=True),
+        sa.Column("ended_by", sa.Text(), nullable=True),
+        sa.Column("end_reason", sa.Text(), nullable=True),
+        sa.PrimaryKeyConstraint("id", name="pk_rollouts"),
+        sa.ForeignKeyConstraint(
+            ["fingerprint"], ["models.fingerprint"], name="fk_rollouts_fingerprint_models"
+        ),
+    )
+    live = sa.text("ended_at IS NULL")
+    op.create_index(
+        "uq_rollouts_live",
+        "rollouts",
+        ["tenant", "job_name", "tag"],
+        unique=True,
+        sqlite_where=live,
+        postgresql_where=live,
+    )
+    op.create_table(
+        "rollout_groups",
+        sa.Column("id", number, nullable=False),
+        sa.Column("rollout_id", number, nullable=False),
+        sa.Column("job_id", sa.Text(), nullable=False),
+        sa.Column("group_index", sa.Integer(), nullable=False),
+        sa.Column("share", sa.Double(), nullable=False),
+        sa.Column("is_candidate", sa.Boolean(), nullable=False),
+        sa.Column("accepted", sa.BigInteger(), nullable=False),
+        sa.Column("cost", sa.Double(), nullable=False),
+        *(
+            sa.Column(name, sa.BigInteger(), nullable=False)
+            for name in ("shadow_drafts", "shadow_candidate", "shadow_serving")
+        ),
+        sa.PrimaryKeyConstraint("id", name="pk_rollout_groups"),
+        sa.ForeignKeyConstraint(
+            ["rollout_id"], ["rollouts.id"], name="fk_rollout_groups_rollout_id_rollouts"
+        ),
+    )
+    op.create_index(
+        "uq_rollout_groups_group",
+        "rollout_groups",
+        ["rollout_id", "job_id", "group_index"],
+        unique=True,
+    )
+    on_postgres(granting())
+
+
+def downgrade() -> None:
+    op.drop_table("rollout_groups")
+    op.drop_table("rollouts")

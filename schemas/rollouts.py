@@ -1,0 +1,62 @@
+"""A candidate draft model that drafts for a growing share of groups, and what they showed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from specbatch.schemas.registry import DeployScope
+
+DEFAULT_STEPS = (0.0, 0.01, 0.05, 0.25, 1.0)  # shares of groups; at 0 it drafts in shadow
+
+
+class Outcome(StrEnum):
+    """How a rollout ends."""
+
+    BETTER = "better"
+    WORSE = "worse"
+    UNDECIDED = "undecided"  # many groups showed no difference
+    STOPPED = "stopped"  # by an operator
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What one group showed."""
+
+    share: float  # of groups that the candidate drafted for then
+    is_candidate: bool  # it drafted for this one
+    accepted: int  # draft tokens
+    cost: float  # of the group's completions, in any unit that all groups have in common
+    shadow_drafts: int = 0  # pairs of drafts behind the same tokens …
+    shadow_candidate: int = 0  # … and the accepted tokens of both models
+    shadow_serving: int = 0
+
+    @property
+    def earned(self) -> float:
+        """Accepted tokens per unit of cost."""
+        return self.accepted / self.cost if self.cost > 0 else float(self.accepted)
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """A candidate beside the model that is deployed for a scope."""
+
+    number: int  # in the order they began
+    fingerprint: str  # of the candidate
+    scope: DeployScope
+    steps: tuple[float, ...]
+    step: int  # of these, the one that counts now
+    started_at: float  # seconds since the epoch, by the store
+    started_by: str
+    reason: str
+    better: float = 1.0  # how much a bet that the candidate is better has grown
+    worse: float = 1.0
+    outcome: Outcome | None = None  # None: it goes on
+    ended_at: float | None = None  # None: it counts, if only until a better model is promoted
+    ended_by: str | None = None
+    end_reason: str | None = None
+
+    @property
+    def share(self) -> float:
+        """Of groups that the candidate drafts for."""
+        return self.steps[self.step]

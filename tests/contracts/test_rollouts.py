@@ -1,0 +1,133 @@
+"""Rollouts: how a candidate goes on from share to share, ends, and takes the place of a model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from contracts.shorthand import successes, together
+
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.policy.rollout import CANARY_GROUPS, SHADOW_GROUPS
+from specbatch.schemas.errors import UsageError
+from specbatch.schemas.registry import DeployScope, NewModel
+from specbatch.schemas.rollouts import Observed, Outcome, Rollout
+
+ALL, NEWS = DeployScope(), DeployScope(tag="news")
+HALF = (0.5, 1.0)
+BAD, GOOD = 10, 1000  # accepted tokens of a group
+
+
+@pytest.fixture
+def candidate(store: Store) -> str:
+    """Registered beside a model that drafts for everything."""
+    for fingerprint in ("aa", "bb"):
+        store.add_model(NewModel(fingerprint, "docs", f"/models/{fingerprint}"))
+    store.promote("aa", ALL, "the first")
+    return "bb"
+
+
+def observe(store: Store, rollout: Rollout, groups: int, candidate: int, present: int) -> Rollout:
+    """Groups in turns: what the candidate's accept, and those of the present model."""
+    for i in range(groups):
+        mine = i % 2 == 0
+        seen = Observed(rollout.share, mine, candidate if mine else present, 1.0)
+        rollout = store.observe_rollout(rollout.number, "job", i, seen)
+    return rollout
+
+
+def test_a_better_candidate_drafts_for_all_and_is_promoted(store: Store, candidate: str) -> None:
+    begun = store.begin_rollout(candidate, ALL, HALF, "trained last night")
+    assert (begun.share, begun.outcome, begun.reason) == (0.5, None, "trained last night")
+    assert store.settle_rollouts() == []
+    decided = observe(store, begun, 60, GOOD, BAD)
+    assert (decided.outcome, decided.share, decided.ended_at) == (Outcome.BETTER, 1.0, None)
+    assert store.rollouts() == [decided]
+    (settled,) = store.settle_rollouts()
+    assert (settled.outcome, settled.ended_at is not None) == (Outcome.BETTER, True)
+    (present,) = store.deployments()
+    assert (present.fingerprint, present.scope) == (candidate, ALL)
+    assert present.reason.startswith("rollout 1: better, with odds of")
+    assert store.rollouts() == []
+    assert store.rollouts(history=True) == [settled]
+    assert store.settle_rollouts() == []
+
+
+def test_a_worse_candidate_ends_at_once_and_nothing_is_promoted(
+    store: Store, candidate: str
+) -> None:
+    begun = store.begin_rollout(candidate, ALL, HALF, "trained last night")
+    ended = observe(store, begun, 60, BAD, GOOD)
+    assert (ended.outcome, ended.ended_at is not None) == (Outcome.WORSE, True)
+    assert ended.worse >= 50
+    assert store.rollouts() == store.settle_rollouts() == []
+    assert [one.fingerprint for one in store.deployments()] == ["aa"]
+
+
+def test_shares_grow_after_enough_groups(store: Store, candidate: str) -> None:
+    rollout = store.begin_rollout(candidate, ALL, (0.0, 0.1, 0.3, 1.0), "trained last night")
+    shares = []
+    for i in range(SHADOW_GROUPS + 2 * CANARY_GROUPS):
+        seen = Observed(rollout.share, rollout.share > 0, GOOD, 1.0)
+        rollout = store.observe_rollout(rollout.number, "job", i, seen)
+        shares.append(rollout.share)
+    grown = [0.0] * (SHADOW_GROUPS - 1) + [0.1] * CANARY_GROUPS + [0.3] * (CANARY_GROUPS + 1)
+    assert shares == grown
+
+
+def test_a_group_counts_once_however_often_it_is_told(store: Store, candidate: str) -> None:
+    begun = store.begin_rollout(candidate, ALL, HALF, "trained last night")
+    telling = partial(store.observe_rollout, begun.number, "job")
+    successes(
+        together(*(partial(telling, i % 3, Observed(0.5, True, i % 3, 2.0)) for i in range(12)))
+    )
+    groups = store.rollout_groups(begun.number)
+    assert sorted(one.accepted for one in groups) == [0, 1, 2]
+
+
+def test_a_rollout_needs_a_model_to_compare_with_and_a_scope_of_its_own(
+    store: Store, candidate: str
+) -> None:
+    store.begin_rollout(candidate, NEWS, HALF, "news first")
+    with pytest.raises(UsageError, match="a rollout for tag news already"):
+        store.begin_rollout(candidate, NEWS, HALF, "again")
+    with pytest.raises(UsageError, match="docs:1 drafts for everything already"):
+        store.begin_rollout("aa", ALL, HALF, "the same")
+    with pytest.raises(UsageError, match="docs:2 is in a rollout"):
+        store.retire(candidate)
+    store.roll_back(ALL, "bad")
+    with pytest.raises(UsageError, match="nothing to compare docs:2 with"):
+        store.begin_rollout(candidate, DeployScope("acme"), HALF, "acme first")
+
+
+def test_stopping_promoting_and_rolling_back_end_a_rollout(store: Store, candidate: str) -> None:
+    with pytest.raises(UsageError, match="no rollout for everything"):
+        store.stop_rollout(ALL, "none")
+    ends = (
+        ("too slow", lambda: store.stop_rollout(ALL, "too slow")),
+        ("promoted: by hand", lambda: store.promote("aa", ALL, "by hand")),
+        ("rolled back: bad", lambda: store.roll_back(ALL, "bad")),
+    )
+    for reason, end in ends:
+        begun = store.begin_rollout(candidate, ALL, HALF, "trained last night")
+        end()
+        ended = store.rollouts(history=True)[-1]
+        assert (ended.outcome, ended.end_reason) == (Outcome.STOPPED, reason)
+        assert store.observe_rollout(begun.number, "job", 0, Observed(0.5, True, 1, 1.0)) == ended
+
+
+def test_a_better_candidate_that_was_retired_meanwhile_is_not_promoted(
+    store: Store, candidate: str
+) -> None:
+    begun = store.begin_rollout(candidate, ALL, HALF, "trained last night")
+    decided = observe(store, begun, 60, GOOD, BAD)
+    stopped = store.stop_rollout(ALL, "somebody found a fault")
+    assert stopped == replace(
+        decided,
+        outcome=Outcome.STOPPED,
+        end_reason="somebody found a fault",
+        ended_at=stopped.ended_at,
+        ended_by=stopped.ended_by,
+    )
+    assert store.settle_rollouts() == []
