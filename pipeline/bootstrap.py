@@ -233,6 +233,7 @@ def make_worker(
     from specbatch.pipeline.runtime.tokenizers import Tokenizers
     from specbatch.pipeline.runtime.watchdog import Watchdog
     from specbatch.pipeline.stages.context import KnownJobs, StageContext
+    from specbatch.pipeline.stages.draft_models import DraftModels
     from specbatch.pipeline.stages.drafting import Drafting
     from specbatch.pipeline.stages.refill import Refiller, Refills
     from specbatch.pipeline.storage.objects import Objects
@@ -329,6 +330,7 @@ def make_worker(
         jobs=KnownJobs(store),
         tokenizers=Tokenizers(fake_models.tokenizer if fake_models else TextTokenizer.load, models),
         drafting=Drafting(store, objects, drafts_beside, lambda: switches.now),
+        draft_models=DraftModels(store),
         requeuer=Requeuer(store, enqueue, silence_sec),
         proposing=proposing,
         verifying=verifying,

@@ -38,6 +38,8 @@ SENTENCES = {
     "list both.",
     "models": "Register draft models, promote one for all or some rows, roll back, retire; list "
     "and show.",
+    "rollout": "Try a candidate draft model on a growing share of groups; promote it if it earns "
+    "more.",
     "purge": "Delete the stored texts of ended jobs; counts, costs and the audit log stay.",
     "audit": "Check a job's audit log and everything it records, and replay some completions.",
     "replay": "Write one completion again, nothing drafted, and compare tokens, "

@@ -79,7 +79,8 @@ def find(store: Store, wanted: str) -> ModelVersion:
 
 def loaded_refs(store: Store, ref: str) -> list[str]:
     """What a worker loads for `models:NAME`: all versions of NAME that draft for anybody, that of
-    the widest scope first; for `models:NAME:VERSION` that one. Another `ref` is itself.
+    the widest scope first, and those that rollouts try; for `models:NAME:VERSION` that one. Another
+    `ref` is itself.
 
     Raises `UsageError` for a name that is not registered or not deployed, and for files that have
     changed.
@@ -98,7 +99,9 @@ def loaded_refs(store: Store, ref: str) -> list[str]:
             f"no version of {model.name} is deployed: run `specbatch models promote {model.name}`, "
             f"or name a version: {PREFIX}{model.label}"
         )
-    return [_unchanged(versions[found]) for found in dict.fromkeys(one.fingerprint for one in live)]
+    tried = [one for one in store.rollouts() if one.fingerprint in versions]
+    wanted_of = dict.fromkeys(one.fingerprint for one in (*live, *tried))
+    return [_unchanged(versions[fingerprint]) for fingerprint in wanted_of]
 
 
 def _unchanged(model: ModelVersion) -> str:

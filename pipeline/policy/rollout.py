@@ -12,6 +12,7 @@ than one group, and shares may change on the way.
 from __future__ import annotations
 
 import hashlib
+import math
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -137,3 +138,44 @@ def is_drawn(rollout: int, job_id: str, group_index: int, share: float) -> bool:
     text = f"{rollout}/{job_id}/{group_index}".encode()
     drawn = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
     return drawn < share * 2.0**64
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Of two sums over groups, with its 95 % interval at one look; NaN without groups."""
+
+    value: float
+    low: float
+    high: float
+
+
+def accepted_per_cost(groups: Sequence[Observed], of_candidate: bool) -> Ratio:
+    """Over the groups in which chance chose who drafts."""
+    mine = [seen for seen in groups if seen.share > 0.0 and seen.is_candidate is of_candidate]
+    return _ratio([(float(seen.accepted), seen.cost) for seen in mine])
+
+
+def accepted_in_shadow(groups: Sequence[Observed], of_candidate: bool) -> Ratio:
+    """Accepted tokens of a shadow draft; both models drafted at the same places."""
+    return _ratio(
+        [
+            (
+                float(seen.shadow_candidate if of_candidate else seen.shadow_serving),
+                float(seen.shadow_drafts),
+            )
+            for seen in groups
+        ]
+    )
+
+
+def _ratio(pairs: Sequence[tuple[float, float]]) -> Ratio:
+    """By how far each group moves the ratio (its influence)."""
+    whole = sum(of for _, of in pairs)
+    if not whole:
+        return Ratio(math.nan, math.nan, math.nan)
+    value, n = sum(part for part, _ in pairs) / whole, len(pairs)
+    if n < 2:
+        return Ratio(value, -math.inf, math.inf)
+    squares = sum(((part - value * of) / whole) ** 2 for part, of in pairs)
+    half = 1.96 * math.sqrt(squares * n / (n - 1))
+    return Ratio(value, value - half, value + half)

@@ -27,6 +27,7 @@ from specbatch.pipeline.runtime.leases import LeaseKeeper
 from specbatch.pipeline.runtime.outage import Outage
 from specbatch.pipeline.runtime.sweeper import Requeuer
 from specbatch.pipeline.runtime.tokenizers import Tokenizers
+from specbatch.pipeline.stages.draft_models import DraftModels
 from specbatch.pipeline.stages.drafting import Drafting
 from specbatch.pipeline.stages.readings import PausedReadings
 from specbatch.pipeline.stages.refill import Refills
@@ -81,6 +82,7 @@ class StageContext:
     jobs: KnownJobs
     tokenizers: Tokenizers
     drafting: Drafting
+    draft_models: DraftModels
     requeuer: Requeuer
     max_open_groups: int  # of a job, before its input is read on
     max_attempts: int

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from specbatch.pipeline.engines.exact.proposers.history import History
@@ -41,7 +40,6 @@ from specbatch.schemas.records import (
     PromptRow,
     Verification,
 )
-from specbatch.schemas.registry import NO_MODELS, Deployment, deployed_for
 from specbatch.schemas.spec import JobSpec
 from specbatch.schemas.speculation import (
     PRE_GENERATED,
@@ -55,7 +53,6 @@ log = logging.getLogger(__name__)
 
 MOST_AHEAD = 512  # tokens of a pre-generated continuation
 _PRICED_TOKENS = 1000  # of a job, before its price per token is believed
-DEPLOYED_SEC = 10.0  # for which the deployments that were read count
 _JOBS_KEPT = 4  # histories in memory at a time
 # Of a pilot group's rows, one in so many gets drafts: with one group in 16 a pilot, one row in 64.
 # With the demo's models that took 0.5 to 1.1 % of a job's device time, half of it the first pass.
@@ -84,14 +81,11 @@ class Drafting:
         objects: Objects,
         drafts_beside: bool = False,
         switches: Callable[[], DraftSwitches] = DraftSwitches,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`drafts_beside`: this process's own verifier has a draft model beside it. `switches`:
         what an operator has switched off by now."""
         self._drafts_beside = drafts_beside
         self._switches = switches
-        self._clock = clock
-        self._deployed: tuple[float, Sequence[Deployment]] = (-math.inf, ())  # when they were read
         self._store = store
         self._objects = objects
         self._histories: LastUsed[str, _Slot] = LastUsed(_JOBS_KEPT)
@@ -185,28 +179,6 @@ class Drafting:
         except StoreError as error:
             log.warning("job %s begins without priors: %s", job.job_id, error)
             return ()
-
-    # --- which draft models ---------------------------------------------------------------------
-    def deployed(self, job: JobRow, spec: JobSpec) -> Mapping[str | None, str]:
-        """Fingerprints of the draft models that are deployed for the job, by tag.
-
-        Where outputs depend on the draft model, it is the one that the job has pinned.
-        """
-        coupled = spec.speculation.verification is Verification.COUPLED
-        if not coupled or not spec.speculation.enabled:
-            return NO_MODELS
-        return deployed_for(self._deployments(), job.tenant, job.name)
-
-    def _deployments(self) -> Sequence[Deployment]:
-        """Read now and then: no group waits for what hardly ever changes."""
-        read_at, found = self._deployed
-        if self._clock() - read_at >= DEPLOYED_SEC:
-            try:
-                found = self._store.deployments()
-            except StoreError as error:
-                log.warning("cannot read which models are deployed: %s", error)
-            self._deployed = (self._clock(), found)
-        return found
 
     # --- how far to write ahead -----------------------------------------------------------------
     def proposes(self, job: JobRow, spec: JobSpec, group_index: int) -> bool:

@@ -28,6 +28,7 @@ from specbatch.pipeline.runtime.work_stealing import wait_for_rows
 from specbatch.pipeline.stages import spans
 from specbatch.pipeline.stages.attempt import attempt_on_device, begin, claim_next
 from specbatch.pipeline.stages.context import StageContext
+from specbatch.pipeline.stages.draft_models import GroupModels
 from specbatch.pipeline.stages.drafting import uses_history
 from specbatch.pipeline.stages.private_results import put_kept
 from specbatch.pipeline.stages.refill import refilled
@@ -51,8 +52,8 @@ from specbatch.schemas.errors import (
 )
 from specbatch.schemas.numeric_class import UNKNOWN, Pinned
 from specbatch.schemas.records import GroupWork, JobRow, PromptRow, Stage, Verification
-from specbatch.schemas.registry import NO_MODELS
 from specbatch.schemas.spec import JobSpec
+from specbatch.schemas.speculation import NO_SHADOW_PAIR
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ class _Group:
     rows: Sequence[PromptRow]
     drafts: Drafts
     tickets: list[Ticket]  # its requests in the engine
+    models: GroupModels
 
 
 def verify(context: StageContext, job_id: str, index: int) -> None:
@@ -86,7 +88,9 @@ def verify(context: StageContext, job_id: str, index: int) -> None:
         _check_drafts_here(host.draft_model is not None, spec)
         rows = _rows_left(context, job, work)
         drafts = blocks_ahead(context.objects, job, work, context.max_attempts)
-        group = _Group(held, work, job, spec, rows, drafts, tickets)
+        index = work.lease.group_index or 0
+        models = context.draft_models.of_group(job, spec, index, serves.drafts)
+        group = _Group(held, work, job, spec, rows, drafts, tickets, models)
         try:
             lessons = _run_engine(context, host, group)
         except RequestCancelledError:
@@ -183,9 +187,7 @@ def _requests(context: StageContext, host: Engines, group: _Group) -> list[list[
     decode = context.decode(job)
     history = context.drafting.history(job) if uses_history(spec) else None
     cap = context.tenant_depths.get(job.tenant)
-    here = host.draft_model is not None
-    deployed = context.drafting.deployed(job, spec) if here else NO_MODELS
-    tag_models = host.tag_models(spec.speculation, deployed)
+    tag_models = host.tag_models(spec.speculation, group.models.drafting)
     text_policy = context.privacy.text_policy(job)
     return [
         requests_of(
@@ -228,6 +230,10 @@ def _commit(context: StageContext, group: _Group, lessons: Sequence[Lessons]) ->
     advance = partial(context.store.advance, held.lease, Stage.RECORD, artefact, timing)
     context.timing.commit(held.lease, advance)
     context.enqueue_unit(job, Stage.RECORD, held.lease.group_index)
+    index = held.lease.group_index or 0
+    pairs = [NO_SHADOW_PAIR for _ in completions]
+    done = list(zip(records, pairs, strict=True))
+    context.draft_models.observe(job.job_id, index, group.models.trials, done)
 
 
 def _enqueue_suspects(context: StageContext, job_id: str) -> None:

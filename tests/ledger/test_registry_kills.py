@@ -1,4 +1,5 @@
-"""A process is killed at each statement of a change to the model registry: all of it or none."""
+"""A process is killed at each statement of a change to the model registry or to a rollout: all of
+it or none."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ import os, signal, sys
 from sqlalchemy import Engine, event
 from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.schemas.registry import DeployScope, NewModel
+from specbatch.schemas.rollouts import Observed
 url, action, left = sys.argv[1], sys.argv[2], int(sys.argv[3])
 def count(*_):
     global left
@@ -34,6 +36,10 @@ event.listen(Engine, "commit", count)
     "promote": lambda: store.promote("bb", DeployScope(), "better"),
     "roll back": lambda: store.roll_back(DeployScope(), "worse"),
     "retire": lambda: store.retire("aa"),
+    "begin": lambda: store.begin_rollout("dd", DeployScope("acme"), (0.5, 1.0), "trained"),
+    "observe": lambda: store.observe_rollout(2, "job", 99, Observed(0.5, True, 1000, 1.0)),
+    "settle": lambda: store.settle_rollouts(),
+    "stop": lambda: store.stop_rollout(DeployScope(tag="news"), "found a fault"),
 }[action]()
 """
 MOST_STATEMENTS = 12
@@ -41,12 +47,19 @@ MOST_STATEMENTS = 12
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    """Two models. The second drafts for everything, in the place of the first."""
+    """Three models. The second drafts for everything, in the place of the first; the third is tried
+    for two tags: for one it is better, for the other not yet."""
     url = new_database()
     store = SqlStore(url)
     for name in ("aa", "bb"):
         store.add_model(NewModel(name, "docs", f"/models/{name}"))
         store.promote(name, DeployScope(), "next")
+    store.add_model(NewModel("dd", "docs", "/models/dd"))
+    for tag, groups in (("news", 60), ("code", 5)):
+        rollout = store.begin_rollout("dd", DeployScope(tag=tag), (0.5, 1.0), "trained")
+        for i in range(groups):
+            seen = Observed(0.5, i % 2 == 0, 1000 if i % 2 == 0 else 10, 1.0)
+            store.observe_rollout(rollout.number, "job", i, seen)
     yield url
     store.close()
 
@@ -56,12 +69,18 @@ def state(url: str) -> tuple[object, ...]:
     try:
         models = [(m.label, m.fingerprint, m.retired_at is not None) for m in store.models()]
         history = [(d.fingerprint, d.ended_at is None) for d in store.deployments(history=True)]
-        return (*models, *history)
+        rollouts = [
+            (r.number, r.outcome, r.better, r.ended_at is None, len(store.rollout_groups(r.number)))
+            for r in store.rollouts(history=True)
+        ]
+        return (*models, *history, *rollouts)
     finally:
         store.close()
 
 
-@pytest.mark.parametrize("action", ["add", "promote", "roll back", "retire"])
+@pytest.mark.parametrize(
+    "action", ["add", "promote", "roll back", "retire", "begin", "observe", "settle", "stop"]
+)
 def test_a_change_that_is_killed_is_whole_or_not_there(url: str, action: str) -> None:
     before, killed = state(url), 0
     for statement in range(1, MOST_STATEMENTS):

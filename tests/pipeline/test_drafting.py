@@ -24,14 +24,13 @@ from ledger.builders import (
 from specbatch.pipeline.engines.exact.proposers.history import History
 from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.pipeline.policy.breaker import Lessons
-from specbatch.pipeline.stages.drafting import DEPLOYED_SEC, Drafting, uses_history
+from specbatch.pipeline.stages.drafting import Drafting, uses_history
 from specbatch.pipeline.stages.requests import cap_of
 from specbatch.pipeline.storage.artefacts import DraftBlock
 from specbatch.pipeline.storage.history_files import HISTORY
 from specbatch.pipeline.storage.objects import Objects, local_path
 from specbatch.schemas.errors import StoreError
-from specbatch.schemas.records import JobRow, Lease, PromptRow, Stage, Verification
-from specbatch.schemas.registry import Deployment, DeployScope, NewModel
+from specbatch.schemas.records import JobRow, Lease, PromptRow, Stage
 from specbatch.schemas.spec import JobSpec, SamplingSpec
 from specbatch.schemas.speculation import (
     VOCABULARY,
@@ -67,10 +66,6 @@ class Counting(SqlStore):
     def learn_acceptance(self, *args: Any) -> None:
         self._check("learn_acceptance")
         super().learn_acceptance(*args)
-
-    def deployments(self, history: bool = False) -> list[Deployment]:
-        self._check("deployments")
-        return super().deployments(history)
 
     def note_decisions(self, *args: Any) -> None:
         self._check("note_decisions")
@@ -313,25 +308,6 @@ def test_a_new_model_is_tried_where_blocks_of_the_old_one_were_not_worth_it(
     store.learn_acceptance(job.tenant, job.name, [useless])
     assert drafting.length(job, spec, "old") == 0
     assert drafting.length(job, spec, "new") > 0
-
-
-def test_deployments_are_read_now_and_then_and_kept_while_the_store_is_away(
-    store: Counting,
-) -> None:
-    now, job, spec = [0.0], _job(store), spec_of()
-    drafting = Drafting(store, Objects(), clock=lambda: now[0])
-    assert drafting.deployed(job, spec) == {}
-    store.add_model(NewModel("aa", "docs", "/models/aa"))
-    store.promote("aa", DeployScope(), "first")
-    assert drafting.deployed(job, spec) == {}
-    now[0] += DEPLOYED_SEC
-    assert drafting.deployed(job, spec) == {None: "aa"}
-    store.away.add("deployments")
-    now[0] += DEPLOYED_SEC
-    assert drafting.deployed(job, spec) == {None: "aa"}
-    ratio = {"verification": Verification.REJECTION}
-    pinned = spec.model_copy(update={"speculation": spec.speculation.model_copy(update=ratio)})
-    assert drafting.deployed(job, pinned) == {}, "its outputs depend on its draft model"
 
 
 def test_nothing_learned_is_nothing_written(store: Counting) -> None:

@@ -289,6 +289,7 @@ from specbatch.pipeline.storage.objects import Objects
 from specbatch.pipeline.runtime.leases import LeaseKeeper
 from specbatch.pipeline.ledger.sql.migrate import open_store
 from specbatch.pipeline.stages.context import KnownJobs, StageContext
+from specbatch.pipeline.stages.draft_models import DraftModels
 from specbatch.pipeline.stages.drafting import Drafting
 from specbatch.pipeline.stages.ingest import ingest
 from specbatch.pipeline.runtime.sweeper import Requeuer
@@ -316,7 +317,8 @@ context = StageContext(
     enqueue=silent, owner="me", lease_sec=LEASE_SEC,
     price_microusd=1_000_000, jobs=KnownJobs(store),
     tokenizers=Tokenizers(lambda ref: Short(), models),
-    drafting=Drafting(store, objects), requeuer=Requeuer(store, silent, 3 * LEASE_SEC),
+    drafting=Drafting(store, objects), draft_models=DraftModels(store),
+    requeuer=Requeuer(store, silent, 3 * LEASE_SEC),
     models=models, max_open_groups=MOST_OPEN, max_attempts=3, reader_bytes=768 << 20,
 )
 spec = load_spec({

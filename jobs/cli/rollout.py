@@ -1,0 +1,242 @@
+"""`specbatch rollout …`: a candidate draft model beside the one that is deployed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict
+from enum import StrEnum
+from itertools import pairwise
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from specbatch.jobs.cli.connect import load_settings
+from specbatch.jobs.cli.console import moment, say, say_json, show_whole
+from specbatch.pipeline.bootstrap import make_store
+from specbatch.pipeline.learning.registry import find
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.policy.rollout import Ratio, accepted_in_shadow, accepted_per_cost
+from specbatch.schemas.errors import UsageError
+from specbatch.schemas.fingerprint import shown
+from specbatch.schemas.registry import DeployScope
+from specbatch.schemas.rollouts import DEFAULT_STEPS, Observed, Outcome, Rollout
+
+_DEFAULT = ",".join(f"{100 * share:g}" for share in DEFAULT_STEPS)
+
+
+class Action(StrEnum):
+    """What to do."""
+
+    LIST = "list"
+    START = "start"
+    SHOW = "show"
+    STOP = "stop"
+    SETTLE = "settle"
+
+
+_SCOPED = (Action.START, Action.STOP)
+_PRINTED = (Action.LIST, Action.SHOW)
+
+
+def rollout(
+    action: Annotated[
+        Action, typer.Argument(metavar="list|start|show|stop|settle", help="what to do")
+    ] = Action.LIST,
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODEL]",
+            help="with start: NAME, NAME:VERSION or a fingerprint; with show: a rollout's number",
+            show_default=False,
+        ),
+    ] = None,
+    tenant: Annotated[
+        str, typer.Option("--tenant", help="for this tenant's jobs", show_default=False)
+    ] = "",
+    job: Annotated[
+        str, typer.Option("--job", help="for jobs of this name", show_default=False)
+    ] = "",
+    tag: Annotated[
+        str, typer.Option("--tag", help="for rows with this tag", show_default=False)
+    ] = "",
+    steps: Annotated[
+        str,
+        typer.Option(
+            "--steps",
+            help="with start: percent of groups, one after the other; at 0 the candidate drafts in "
+            "shadow",
+        ),
+    ] = _DEFAULT,
+    reason: Annotated[
+        str,
+        typer.Option(
+            "--reason", help="with start and stop: why, for all who will ask", show_default=False
+        ),
+    ] = "",
+    history: Annotated[
+        bool, typer.Option("--history", help="with list: also rollouts that have ended")
+    ] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="with list and show: one JSON value on one line")
+    ] = False,
+) -> None:
+    """Try a candidate draft model on a growing share of groups, and promote it if it earns more.
+
+    Chance draws the groups. A candidate that earns less accepted tokens per unit of cost ends at
+    once; one that earns more drafts for all groups and is promoted by the scheduler, or by
+    `specbatch rollout settle`. Outputs do not change.
+    """
+    scope = DeployScope(tenant.strip(), job.strip(), tag.strip())
+    shares = _shares(steps)
+    _check(action, what, scope, reason, steps, history, json)
+    with closing(make_store(load_settings())) as store:
+        if action is Action.LIST:
+            _list(store, history, json)
+        elif action is Action.SHOW:
+            _show(store, what or "", json)
+        elif action is Action.START:
+            model = find(store, what or "")
+            begun = store.begin_rollout(model.fingerprint, scope, shares, reason.strip())
+            say(f"rollout {begun.number}: {model.label} for {scope.words}, {_state(begun)}")
+        elif action is Action.STOP:
+            ended = store.stop_rollout(scope, reason.strip())
+            say(f"rollout {ended.number} is stopped: its candidate drafts no more")
+        else:
+            _settle(store)
+
+
+def _shares(steps: str) -> tuple[float, ...]:
+    """Raises `UsageError` unless they rise to all groups."""
+    try:
+        shares = tuple(float(step) / 100.0 for step in steps.split(","))
+    except ValueError:
+        shares = ()
+    rising = all(a < b for a, b in pairwise(shares))
+    if len(shares) < 2 or not rising or shares[0] < 0.0 or shares[-1] != 1.0:
+        raise UsageError(
+            f"--steps {steps!r} must be rising percentages that end with 100, such as {_DEFAULT}"
+        )
+    return shares
+
+
+def _check(
+    action: Action,
+    what: str | None,
+    scope: DeployScope,
+    reason: str,
+    steps: str,
+    history: bool,
+    json: bool,
+) -> None:
+    """Refuse what an action would ignore."""
+    command = f"`specbatch rollout {action}`"
+    if action is Action.START and not what:
+        raise UsageError(f"{command} needs a model: see `specbatch models list`")
+    if action is Action.SHOW and not what:
+        raise UsageError(f"{command} needs a number: see `specbatch rollout list --history`")
+    if what and action not in (Action.START, Action.SHOW):
+        raise UsageError(f"{command} takes no model: leave out {what!r}")
+    if action in _SCOPED and not reason.strip():
+        raise UsageError(f"{command} needs --reason: say why, for all who will ask")
+    if action not in _SCOPED and (reason or scope != DeployScope()):
+        raise UsageError(f"{command} takes no --tenant, --job, --tag and --reason")
+    if action is not Action.START and steps != _DEFAULT:
+        raise UsageError(f"{command} takes no --steps; start does")
+    if history and action is not Action.LIST:
+        raise UsageError(f"{command} takes no --history; list does")
+    if json and action not in _PRINTED:
+        raise UsageError(f"{command} has no --json; list and show have")
+
+
+def _settle(store: Store) -> None:
+    settled = store.settle_rollouts()
+    for one in settled:
+        say(f"rollout {one.number} for {one.scope.words}: {_state(one)}")
+    if not settled:
+        say("no candidate waits to be promoted")
+
+
+def _list(store: Store, history: bool, json: bool) -> None:
+    found = store.rollouts(history)
+    if json:
+        say_json([asdict(one) for one in found])
+        return
+    if not found:
+        say("no rollouts: start one with `specbatch rollout start MODEL --reason WHY`")
+        return
+    labels = _labels(store)
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("rollout", "candidate", "for", "begun", "state"):
+        table.add_column(heading, overflow="fold")
+    for one in found:
+        label = labels.get(one.fingerprint, shown(one.fingerprint))
+        begun = moment(one.started_at)
+        table.add_row(str(one.number), label, one.scope.words, begun, _state(one))
+    show_whole(table)
+
+
+def _show(store: Store, number: str, json: bool) -> None:
+    found = [one for one in store.rollouts(history=True) if str(one.number) == number]
+    if not found:
+        raise UsageError(f"no rollout {number!r}: see `specbatch rollout list --history`")
+    (one,) = found
+    groups = store.rollout_groups(one.number)
+    if json:
+        figures = {
+            name: {side: _as_json(ratio) for side, ratio in sides.items()}
+            for name, sides in _figures(groups).items()
+        }
+        say_json({**asdict(one), "groups": len(groups), "figures": figures})
+        return
+    labels = _labels(store)
+    candidate = labels.get(one.fingerprint, shown(one.fingerprint))
+    say(f"rollout {one.number}: {candidate} for {one.scope.words}, {_state(one)}")
+    say(f"  begun {moment(one.started_at)} by {one.started_by}: {one.reason}")
+    if one.ended_at is not None:
+        why = f": {one.end_reason}" if one.end_reason else ""
+        say(f"  ended {moment(one.ended_at)} by {one.ended_by}{why}")
+    drawn = sum(seen.is_candidate for seen in groups)
+    say(f"  {len(groups):,} groups, {drawn:,} with the candidate")
+    say(f"  odds: {one.better:,.1f} to 1 that it is better, {one.worse:,.1f} to 1 that it is worse")
+    for name, sides in _figures(groups).items():
+        for side, ratio in sides.items():
+            if not math.isnan(ratio.value):
+                say(f"  {name}, {side}: {_words(ratio)}")
+
+
+def _figures(groups: Sequence[Observed]) -> dict[str, dict[str, Ratio]]:
+    sides = {"candidate": True, "present model": False}
+    return {
+        "accepted tokens per unit of cost": {
+            side: accepted_per_cost(groups, which) for side, which in sides.items()
+        },
+        "accepted tokens of a shadow draft": {
+            side: accepted_in_shadow(groups, which) for side, which in sides.items()
+        },
+    }
+
+
+def _words(ratio: Ratio) -> str:
+    if math.isinf(ratio.low):
+        return f"{ratio.value:,.3g} (one group)"
+    return f"{ratio.value:,.4g} (95 %: {ratio.low:,.4g} to {ratio.high:,.4g})"
+
+
+def _as_json(ratio: Ratio) -> dict[str, float | None]:
+    """JSON has no infinity."""
+    return {name: value if math.isfinite(value) else None for name, value in asdict(ratio).items()}
+
+
+def _labels(store: Store) -> Mapping[str, str]:
+    return {model.fingerprint: model.label for model in store.models()}
+
+
+def _state(one: Rollout) -> str:
+    if one.outcome is Outcome.BETTER:
+        return "promoted" if one.ended_at is not None else "better: waits to be promoted"
+    if one.outcome is not None:
+        return one.outcome
+    return "in shadow" if one.share <= 0.0 else f"drafts for {one.share:.0%} of groups"
