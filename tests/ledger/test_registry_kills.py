@@ -12,6 +12,7 @@ import pytest
 
 from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.schemas.registry import DeployScope, NewModel
+from specbatch.schemas.rollouts import Observed
 from support.databases import new_database
 
 # Kills itself before the nth statement that it sends, or before the commit behind them.
@@ -20,6 +21,7 @@ import os, signal, sys
 from sqlalchemy import Engine, event
 from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.schemas.registry import DeployScope, NewModel
+from specbatch.schemas.rollouts import Observed
 from specbatch.schemas.rollouts import Observed
 url, action, left = sys.argv[1], sys.argv[2], int(sys.argv[3])
 def count(*_):
