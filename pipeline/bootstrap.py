@@ -29,6 +29,7 @@ from specbatch.pipeline.runtime.outage import Outage
 from specbatch.pipeline.runtime.presence import Presence, ServedModels
 from specbatch.pipeline.runtime.sweeper import QueueLength, Requeuer, Sweeper, unknown
 from specbatch.pipeline.runtime.work_stealing import WorkStealer
+from specbatch.schemas.draft_switches import DraftSwitch, SwitchScope
 from specbatch.schemas.encryption import Cipher
 from specbatch.schemas.errors import DeviceLostError, MissingExtraError, UsageError
 from specbatch.schemas.extras import require_engine_extra
@@ -306,7 +307,10 @@ def make_worker(
     serves = None if verifying is None else ServedModels(verifying.serves, settings.lease_sec / 6)
     timekeeper = Timekeeper(store, owner, device_here, engines, serves) if engines else None
     lease_keeper = LeaseKeeper(store, settings.lease_sec)
-    switches = SwitchReader(store, engines)
+    beside_verifier = [] if folders[1] is None else [folders[1], *beside]
+    switches = SwitchReader(
+        store, engines, pairs_that_do_not_pay(store, verifying, beside_verifier)
+    )
     switches.read()
     lease_keeper.at_heartbeats(switches.read)
     lease_keeper.at_checks(switches.read)
@@ -456,6 +460,34 @@ def _vllm_options(settings: Settings, only_job: str | None) -> HostOptions:
         {name: value for name, value in settings.vllm_options.items() if name != SPECULATION},
         only_job,
     )
+
+
+def pairs_that_do_not_pay(
+    store: Store, verifying: Engines | None, draft_models: Sequence[ModelFolder]
+) -> list[DraftSwitch]:
+    """Draft models whose drafts were found not to pay beside this verifier are off here."""
+    if verifying is None or not draft_models:
+        return []
+    serves = verifying.serves()
+    if serves.fingerprint is None:
+        return []
+    here = (serves.fingerprint.digest, serves.names)
+    failed = {one.proposer: one for one in store.pair_trials() if one.concerns(*here)}
+    failed = {proposer: one for proposer, one in failed.items() if not one.pays}
+    if not failed:
+        return []
+    from specbatch.pipeline.engines.models.draft_names import draft_names
+
+    names = draft_names([folder.ref for folder in draft_models])
+    switches = []
+    for name, folder in zip(names, draft_models, strict=True):
+        trial = failed.get(folder.fingerprint.digest)
+        if trial is not None:
+            message = "drafts of %s are off here: %s; `specbatch models try` tries them again"
+            log.warning(message, folder.ref, trial.reason)
+            scope = SwitchScope(proposer=name)
+            switches.append(DraftSwitch(scope, trial.tried_at, trial.tried_by, trial.reason))
+    return switches
 
 
 def _device(settings: Settings) -> tuple[DeviceOptions, Leader | None]:

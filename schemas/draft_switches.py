@@ -75,10 +75,19 @@ class DraftSwitches:
     """All that is switched off now. Any switch that covers a row and a proposer is enough."""
 
     active: tuple[DraftSwitch, ...] = ()
+    # Draft models that do not pay beside this process's verifier, each by its full name.
+    here: tuple[DraftSwitch, ...] = ()
+
+    @property
+    def all(self) -> tuple[DraftSwitch, ...]:
+        return (*self.active, *self.here)
 
     def of(self, row: RowScope, proposer: str) -> DraftSwitch | None:
         """The switch by which a proposer may not draft for a row; None: it may."""
-        return next((s for s in self.active if s.scope.covers(row, proposer)), None)
+        found = (s for s in self.active if s.scope.covers(row, proposer))
+        return next(found, None) or next(
+            (s for s in self.here if s.scope.proposer == proposer), None
+        )
 
     def is_off(self, row: RowScope, proposer: str) -> bool:
         return self.of(row, proposer) is not None

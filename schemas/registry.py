@@ -84,6 +84,24 @@ class Deployment:
     end_reason: str | None = None  # of the rollback that ended it; None: another was promoted
 
 
+@dataclass(frozen=True, slots=True)
+class PairTrial:
+    """What trying a draft model with a verifier showed."""
+
+    verifier: str  # fingerprints
+    proposer: str
+    numeric_class: str  # in which the verifier ran; empty: the two do not fit, so none did
+    pays: bool  # False: its drafts are off beside this verifier
+    reason: str
+    figures: Mapping[str, Any]
+    tried_at: float = 0.0  # seconds since the epoch, by the store
+    tried_by: str = ""
+
+    def concerns(self, verifier: str, classes: Iterable[str]) -> bool:
+        """Whether it says something of a worker's verifier and one of its numeric classes."""
+        return verifier == self.verifier and self.numeric_class in ("", *classes)
+
+
 def deployed_for(
     deployments: Iterable[Deployment], tenant: str, job_name: str
 ) -> dict[str | None, str]:

@@ -40,6 +40,7 @@ TABLES = (
     "deployments",
     "rollouts",
     "rollout_groups",
+    "pair_trials",
     "tenants",
     "audit_log",
     "audits",
@@ -122,7 +123,7 @@ RIGHTS: Mapping[str, Rights] = {
     OPERATOR: Rights(
         inserts=(
             *("audit_log", "schedule_runs", "draft_switches", "models", "deployments"),
-            "rollouts",
+            *("rollouts", "pair_trials"),
         ),
         inserted={
             "jobs": (
@@ -151,6 +152,7 @@ RIGHTS: Mapping[str, Rights] = {
             "models": ("retired_at", "retired_by"),
             "deployments": ("ended_at", "ended_by", "end_reason"),
             "rollouts": ("outcome", "ended_at", "ended_by", "end_reason"),
+            "pair_trials": ("pays", "reason", "figures", "tried_at", "tried_by"),
         },
         sequences=("draft_switches_id_seq", "deployments_id_seq", "rollouts_id_seq"),
         functions=(months.FUNCTION,),

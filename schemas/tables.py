@@ -368,6 +368,21 @@ Index(
 )
 
 
+class PairTrial(Base):
+    """The newest trial of a draft model with a verifier, on machines of a numeric class."""
+
+    __tablename__ = "pair_trials"
+
+    verifier: Mapped[str] = mapped_column(primary_key=True)  # fingerprints
+    proposer: Mapped[str] = mapped_column(primary_key=True)
+    numeric_class: Mapped[str] = mapped_column(primary_key=True)  # '': they do not fit
+    pays: Mapped[bool]
+    reason: Mapped[str] = mapped_column(AnyText)
+    figures: Mapped[dict[str, Any]]
+    tried_at: Mapped[float]
+    tried_by: Mapped[str] = mapped_column(AnyText)
+
+
 class Rollout(Base):
     """A candidate that drafts for a growing share of a scope's groups. Rows are added and ended."""
 

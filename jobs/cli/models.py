@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from enum import StrEnum
@@ -12,16 +12,18 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from specbatch.jobs.cli.audit import FOUND
 from specbatch.jobs.cli.connect import load_settings
-from specbatch.jobs.cli.console import moment, remark, say, say_json, show_whole
+from specbatch.jobs.cli.console import moment, progress_bar, remark, say, say_json, show_whole
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.learning.registry import find, register
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.extras import require_engine_extra
 from specbatch.schemas.fingerprint import shown
-from specbatch.schemas.registry import Deployment, DeployScope, ModelVersion
-from specbatch.schemas.spec import model_ref
+from specbatch.schemas.registry import Deployment, DeployScope, ModelVersion, PairTrial
+from specbatch.schemas.spec import EngineSpec, model_ref
+from specbatch.schemas.training import DataOrder
 
 
 class Action(StrEnum):
@@ -33,17 +35,18 @@ class Action(StrEnum):
     PROMOTE = "promote"
     ROLLBACK = "rollback"
     RETIRE = "retire"
+    TRY = "try"
 
 
-_NAMED = (Action.ADD, Action.SHOW, Action.PROMOTE, Action.RETIRE)
+_NAMED = (Action.ADD, Action.SHOW, Action.PROMOTE, Action.RETIRE, Action.TRY)
 _SCOPED = (Action.PROMOTE, Action.ROLLBACK)
-_PRINTED = (Action.LIST, Action.SHOW)
+_PRINTED = (Action.LIST, Action.SHOW, Action.TRY)
 
 
 def models(
     action: Annotated[
         Action,
-        typer.Argument(metavar="list|add|show|promote|rollback|retire", help="what to do"),
+        typer.Argument(metavar="list|add|show|try|promote|rollback|retire", help="what to do"),
     ] = Action.LIST,
     model: Annotated[
         str | None,
@@ -68,6 +71,14 @@ def models(
     tag: Annotated[
         str, typer.Option("--tag", help="for rows with this tag", show_default=False)
     ] = "",
+    verifier: Annotated[
+        str | None,
+        typer.Option(
+            "--verifier",
+            help="with try: the model whose drafts it is to write: folder or hub id",
+            show_default=False,
+        ),
+    ] = None,
     reason: Annotated[
         str,
         typer.Option(
@@ -77,16 +88,18 @@ def models(
         ),
     ] = "",
     json: Annotated[
-        bool, typer.Option("--json", help="with list and show: one JSON value on one line")
+        bool, typer.Option("--json", help="with list, show and try: one JSON value on one line")
     ] = False,
 ) -> None:
     """Register draft models, promote one for all or some rows, roll back, retire; list and show.
 
     The narrowest promotion counts for a row. A worker started with `--proposer models:NAME` loads
-    what is promoted. Outputs do not change.
+    what is promoted. Outputs do not change. `try` runs recent prompts of a tenant, or of one job,
+    with and without drafts; a draft model that cannot pay beside a verifier is not asked there any
+    more, and the exit code is 3.
     """
     scope = DeployScope(tenant.strip(), job.strip(), tag.strip())
-    _check(action, model, files, scope, reason, json)
+    _check(action, model, files, scope, reason, verifier, json)
     with closing(make_store(load_settings())) as store:
         if action is Action.LIST:
             _list(store, json)
@@ -98,6 +111,8 @@ def models(
             _promote(store, find(store, model or ""), scope, reason.strip())
         elif action is Action.ROLLBACK:
             _roll_back(store, scope, reason.strip())
+        elif action is Action.TRY:
+            _try(store, find(store, model or ""), verifier or "", scope, json)
         else:
             retired = store.retire(_exactly(store, model or "").fingerprint)
             say(f"{retired.label} is retired: it cannot be promoted any more")
@@ -109,6 +124,7 @@ def _check(
     files: str | None,
     scope: DeployScope,
     reason: str,
+    verifier: str | None,
     json: bool,
 ) -> None:
     """Refuse what an action would ignore."""
@@ -123,10 +139,17 @@ def _check(
         raise UsageError(f"{command} takes one model: leave out {files!r}")
     if action in _SCOPED and not reason.strip():
         raise UsageError(f"{command} needs --reason: say why, for all who will ask")
-    if action not in _SCOPED and (reason or scope != DeployScope()):
+    if action is Action.TRY:
+        if not verifier:
+            raise UsageError(f"{command} needs --verifier, the model whose drafts it is to write")
+        if reason or scope.tag:
+            raise UsageError(f"{command} takes no --tag and --reason")
+    elif action not in _SCOPED and (reason or scope != DeployScope()):
         raise UsageError(f"{command} takes no --tenant, --job, --tag and --reason")
+    if verifier and action is not Action.TRY:
+        raise UsageError(f"{command} takes no --verifier; try does")
     if json and action not in _PRINTED:
-        raise UsageError(f"{command} has no --json; list and show have")
+        raise UsageError(f"{command} has no --json; list, show and try have")
 
 
 def _add(store: Store, name: str, files: str) -> None:
@@ -136,6 +159,45 @@ def _add(store: Store, name: str, files: str) -> None:
     version, is_new = register(store, name, inspect_model(model_ref(files, Path.cwd())))
     state = "is registered" if is_new else "has these files already"
     say(f"{version.label} {state}: fingerprint {shown(version.fingerprint)}, files {version.ref}")
+
+
+def _try(
+    store: Store, version: ModelVersion, verifier: str, scope: DeployScope, json: bool
+) -> None:
+    require_engine_extra()
+    from specbatch.pipeline.engines.models.model_folder import inspect_model
+    from specbatch.pipeline.learning.gate import Pair, try_pair
+
+    settings = load_settings()
+    pair = Pair(
+        inspect_model(model_ref(verifier, Path.cwd())), inspect_model(version.ref), EngineSpec()
+    )
+    order = DataOrder(scope.tenant or "default", (scope.job_name,) if scope.job_name else ())
+    with progress_bar("trying") as update:
+        trial = try_pair(
+            settings, store, pair, order, lambda done, of: update(completed=done, total=of)
+        )
+    if json:
+        say_json(asdict(trial))
+    else:
+        for line in trial_lines(version.label, trial):
+            say(line)
+    if not trial.pays:
+        raise typer.Exit(FOUND)
+
+
+def trial_lines(label: str, trial: PairTrial) -> Iterator[str]:
+    """The figures and the verdict, a line each."""
+    for one in trial.figures["measured"]:
+        yield (
+            f"{one['sequences']:>4} at once, depth {one['depth']}: acceptance "
+            f"{one['acceptance']:.2f}, {one['accepted_length']:.2f} drafted tokens kept in a pass, "
+            f"{one['ratio']:.2f} of the speed of depth 0 ({one['lowest']:.2f} to "
+            f"{one['highest']:.2f})"
+        )
+    if trial.figures["memory_bytes"]:
+        yield f"memory of both models: {trial.figures['memory_bytes'] >> 20:,} MiB"
+    yield f"{label}: {trial.reason}"
 
 
 def _exactly(store: Store, wanted: str) -> ModelVersion:
@@ -194,6 +256,9 @@ def _show(store: Store, version: ModelVersion, json: bool) -> None:
     say(f"  added   {moment(version.added_at)} by {version.added_by}")
     if version.retired_at is not None:
         say(f"  retired {moment(version.retired_at)} by {version.retired_by}")
+    for trial in (t for t in store.pair_trials() if t.proposer == version.fingerprint):
+        beside = f"beside verifier {shown(trial.verifier)} on {moment(trial.tried_at)}"
+        say(f"  tried   {beside}: {trial.reason}")
     for one in history:
         begun = f"from {moment(one.started_at)} by {one.started_by}: {one.reason}"
         say(f"  drafts for {one.scope.words} {begun}")

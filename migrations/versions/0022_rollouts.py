@@ -1,6 +1,6 @@
-"""Rollouts of draft models, and what groups showed of each.
+"""Trials of draft models with verifiers, rollouts, and what groups showed of each.
 
-Revision 0022. Taking it back loses both; the models that are deployed stay.
+Revision 0022. Taking it back loses them; the models that are deployed stay.
 """
 
 import sqlalchemy as sa
@@ -72,9 +72,23 @@ def upgrade() -> None:
         ["rollout_id", "job_id", "group_index"],
         unique=True,
     )
+    op.create_table(
+        "pair_trials",
+        *(
+            sa.Column(name, sa.Text(), nullable=False)
+            for name in ("verifier", "proposer", "numeric_class")
+        ),
+        sa.Column("pays", sa.Boolean(), nullable=False),
+        sa.Column("reason", sa.Text(), nullable=False),
+        sa.Column("figures", sa.JSON(), nullable=False),
+        sa.Column("tried_at", sa.Double(), nullable=False),
+        sa.Column("tried_by", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("verifier", "proposer", "numeric_class", name="pk_pair_trials"),
+    )
     on_postgres(granting())
 
 
 def downgrade() -> None:
+    op.drop_table("pair_trials")
     op.drop_table("rollout_groups")
     op.drop_table("rollouts")

@@ -90,7 +90,7 @@ def loaded_refs(store: Store, ref: str) -> list[str]:
     wanted = ref.removeprefix(PREFIX)
     model = find(store, wanted)
     if wanted != model.name:
-        return [_unchanged(model)]
+        return [unchanged(model)]
     versions = {m.fingerprint: m for m in store.models() if m.name == model.name}
     live = [one for one in store.deployments() if one.fingerprint in versions]
     live.sort(key=lambda one: one.scope.narrowness)
@@ -101,10 +101,10 @@ def loaded_refs(store: Store, ref: str) -> list[str]:
         )
     tried = [one for one in store.rollouts() if one.fingerprint in versions]
     wanted_of = dict.fromkeys(one.fingerprint for one in (*live, *tried))
-    return [_unchanged(versions[fingerprint]) for fingerprint in wanted_of]
+    return [unchanged(versions[fingerprint]) for fingerprint in wanted_of]
 
 
-def _unchanged(model: ModelVersion) -> str:
+def unchanged(model: ModelVersion) -> str:
     found = inspect_model(model.ref).fingerprint.digest
     if found != model.fingerprint:
         raise UsageError(

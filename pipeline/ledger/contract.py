@@ -66,7 +66,7 @@ from specbatch.schemas.records import (
     Stage,
     StageTiming,
 )
-from specbatch.schemas.registry import Deployment, DeployScope, ModelVersion, NewModel
+from specbatch.schemas.registry import Deployment, DeployScope, ModelVersion, NewModel, PairTrial
 from specbatch.schemas.rollouts import Observed, Rollout
 from specbatch.schemas.schedules import RUNS, RunState, ScheduleRun
 from specbatch.schemas.speculation import AcceptanceCount, AcceptanceDay, Decision, PastOutput
@@ -502,6 +502,12 @@ class Store(Protocol):
 
     def retire(self, fingerprint: str) -> ModelVersion:
         """A retired model cannot be promoted. Raises `UsageError` while it is deployed."""
+
+    def add_pair_trial(self, trial: PairTrial) -> PairTrial:
+        """Store what a trial showed, in the place of an earlier one of the pair and class."""
+
+    def pair_trials(self) -> list[PairTrial]:
+        """Of all pairs, the oldest first."""
 
     # --- rollouts of draft models -------------------------------------------------------------
     def begin_rollout(

@@ -21,8 +21,12 @@ class SwitchReader:
     """Reads before the first step, with every heartbeat, and with the checks in between while there
     is work. One thread at a time may read."""
 
-    def __init__(self, store: Store, engines: Sequence[Engines]) -> None:
+    def __init__(
+        self, store: Store, engines: Sequence[Engines], here: Sequence[DraftSwitch] = ()
+    ) -> None:
+        """`here`: what is off in this process, whatever an operator says."""
         self._store = store
+        self._here = tuple(here)
         self._engines = engines
         self.now = UNREAD
         for host in engines:
@@ -31,7 +35,7 @@ class SwitchReader:
     def read(self) -> None:
         """While the store cannot be read, what was read last counts."""
         try:
-            found = DraftSwitches(tuple(self._store.draft_switches()))
+            found = DraftSwitches(tuple(self._store.draft_switches()), self._here)
         except StoreError as error:
             if should_log(error):
                 log.warning("cannot read what is switched off; nothing changes: %s", error)

@@ -44,6 +44,7 @@ TABLES = {
     "deployments",
     "rollouts",
     "rollout_groups",
+    "pair_trials",
     "schedule_runs",
     "tenants",
     "time_slices",

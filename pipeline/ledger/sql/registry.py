@@ -13,10 +13,11 @@ from specbatch.pipeline.ledger.sql import audit_log
 from specbatch.pipeline.ledger.sql.transactions import Now, upsert
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.masking import masked
-from specbatch.schemas.registry import Deployment, DeployScope, ModelVersion, NewModel
+from specbatch.schemas.registry import Deployment, DeployScope, ModelVersion, NewModel, PairTrial
 from specbatch.schemas.rollouts import Outcome
 from specbatch.schemas.tables import Deployment as DeploymentTable
 from specbatch.schemas.tables import Model as ModelTable
+from specbatch.schemas.tables import PairTrial as PairTrialTable
 from specbatch.schemas.tables import Rollout as RolloutTable
 
 _TRIES = 8  # to get a version number, while others take some
@@ -51,6 +52,27 @@ def models(conn: Connection) -> list[ModelVersion]:
     """By name and version."""
     query = select(*ModelTable.__table__.c).order_by(ModelTable.name, ModelTable.version)
     return [_version(row) for row in conn.execute(query)]
+
+
+def add_pair_trial(conn: Connection, now: Now, trial: PairTrial) -> PairTrial:
+    """The newest verdict counts."""
+    key = {name: getattr(trial, name) for name in ("verifier", "proposer", "numeric_class")}
+    said = {
+        "pays": trial.pays,
+        "reason": masked(trial.reason),
+        "figures": dict(trial.figures),
+        "tried_at": now,
+        "tried_by": audit_log.actor_of(conn),
+    }
+    adding = upsert(conn.dialect.name, PairTrialTable).values(**key, **said)
+    adding = adding.on_conflict_do_update(index_elements=list(key), set_=said)
+    return _pair_trial(conn.execute(adding.returning(*PairTrialTable.__table__.c)).one())
+
+
+def pair_trials(conn: Connection) -> list[PairTrial]:
+    """Of all pairs, the oldest first."""
+    query = select(*PairTrialTable.__table__.c).order_by(PairTrialTable.tried_at)
+    return [_pair_trial(row) for row in conn.execute(query)]
 
 
 def deployments(conn: Connection, history: bool = False) -> list[Deployment]:
@@ -203,6 +225,10 @@ def _of(scope: DeployScope) -> list[ColumnElement[bool]]:
 
 def _version(row: Row[Any]) -> ModelVersion:
     return ModelVersion(**{name: getattr(row, name) for name in ModelVersion.__slots__})
+
+
+def _pair_trial(row: Row[Any]) -> PairTrial:
+    return PairTrial(**{name: getattr(row, name) for name in PairTrial.__slots__})
 
 
 def _deployment(row: Row[Any]) -> Deployment:

@@ -277,6 +277,8 @@ class SqlStore:
     promote = _writes(registry.promote)
     roll_back = _writes(registry.roll_back)
     retire = _writes(registry.retire)
+    add_pair_trial = _writes(registry.add_pair_trial)
+    pair_trials = _reads(registry.pair_trials)
     begin_rollout = _writes(rolling_out.begin)
     rollouts = _reads(rolling_out.rollouts)
     rollout_groups = _reads(rolling_out.groups)

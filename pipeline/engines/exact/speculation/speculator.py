@@ -194,14 +194,14 @@ class Speculator:
         self._switches = switches
         self._off.clear()
         self._selection = _Selection(0, 0)
-        self.decision_log.record_switched_on(switches.active)
+        self.decision_log.record_switched_on(switches.all)
 
     def is_off(self, proposer: str, sequence: Sequence) -> bool:
         return proposer in self._switched_off(sequence)
 
     def _switched_off(self, sequence: Sequence) -> Collection[str]:
         """Names of the proposers that are switched off for it."""
-        if not self._switches.active:
+        if not self._switches.all:
             return ()
         job, scope = sequence.request.route.job, sequence.request.scope
         off = self._off.get((job, scope))

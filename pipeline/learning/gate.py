@@ -1,0 +1,211 @@
+"""Tries a draft model with a verifier before it serves: do they fit, and can its drafts pay?
+
+The prompts are recent ones of the store that no training has learned from. Each size of batch and
+depth is run in turns with depth 0, so that what the machine does meanwhile falls on both alike.
+Fixed depths are tried, as the depth policy would hide a bad draft model by not asking it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+
+from specbatch.pipeline.engines.contract import Completion, ModelFolder, Request
+from specbatch.pipeline.engines.exact.host import EngineHost
+from specbatch.pipeline.engines.exact.model.device import DeviceOptions
+from specbatch.pipeline.engines.models.draft_names import DRAFT_MODEL
+from specbatch.pipeline.engines.models.model_folder import (
+    check_architecture,
+    check_pair,
+    vocabulary_digest,
+)
+from specbatch.pipeline.learning.datasets import DataSets, Example, Wanted
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.storage.objects import ASKED_RETRY_SEC, Objects
+from specbatch.schemas.errors import ModelError
+from specbatch.schemas.records import SamplingParams
+from specbatch.schemas.registry import PairTrial
+from specbatch.schemas.settings import Settings
+from specbatch.schemas.spec import EngineSpec
+from specbatch.schemas.training import DataOrder
+
+DEPTHS = (2, 4)
+TURNS = 3
+TOKENS = 48  # of each completion
+MOST_PROMPTS = 64  # of one turn
+LEAST_PROMPTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One size of batch at one depth, beside depth 0."""
+
+    sequences: int
+    depth: int
+    acceptance: float
+    accepted_length: float  # draft tokens in a pass of a sequence
+    ratio: float  # tokens per device second over those of depth 0; the median of the turns …
+    lowest: float
+    highest: float  # … and their range
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What is tried together."""
+
+    verifier: ModelFolder
+    proposer: ModelFolder
+    engine: EngineSpec
+
+
+OnTurn = Callable[[int, int], None]  # how many turns are done, and of how many
+
+
+def try_pair(
+    settings: Settings, store: Store, pair: Pair, order: DataOrder, on_turn: OnTurn
+) -> PairTrial:
+    """Try a pair and store the verdict. Raises `UsageError` where the store has no prompts for it.
+
+    Models that do not fit together are a verdict, too.
+    """
+    device = DeviceOptions(settings.device)
+    try:
+        check_architecture(pair.proposer)
+        check_pair(pair.verifier, pair.proposer)
+    except ModelError as error:
+        return store.add_pair_trial(_verdict(pair, "", False, str(error), []))
+    prompts = _prompts(settings, store, pair.verifier, order)
+    sizes = sorted({1, settings.max_concurrent_sequences})
+    host = EngineHost(
+        pair.verifier,
+        pair.proposer,
+        settings.max_concurrent_sequences,
+        settings.max_batch_tokens,
+        settings.kv_cache_bytes,
+        device=device,
+    )
+    with closing(host):
+        numeric_class = host.serves().class_of(pair.engine.key) or ""
+        measured = list(_measured(_Runner(host, pair.engine), prompts, sizes, on_turn))
+        memory = 0 if host.memory is None else host.memory.total
+    pays, reason = judged(measured)
+    return store.add_pair_trial(_verdict(pair, numeric_class, pays, reason, measured, memory))
+
+
+def judged(measured: Sequence[Measured]) -> tuple[bool, str]:
+    """Whether drafts can pay, and why. They cannot if depth 0 won every turn everywhere."""
+    best = max(measured, key=lambda one: one.ratio)
+    at = (
+        f"at depth {best.depth} with {best.sequences} "
+        f"sequence{'s' if best.sequences != 1 else ''} at once, acceptance {best.acceptance:.2f}"
+    )
+    times = f"{best.ratio:.2f} times as fast as depth 0 ({best.lowest:.2f} to {best.highest:.2f})"
+    if all(one.highest < 1.0 for one in measured):
+        return False, f"drafts do not pay: at best {times}, {at}"
+    return True, f"drafts can pay: {times}, {at}"
+
+
+def _prompts(
+    settings: Settings, store: Store, verifier: ModelFolder, order: DataOrder
+) -> list[tuple[int, ...]]:
+    """Held-out prompts of recent jobs, each once."""
+    wanted = Wanted(vocabulary_digest(verifier), verifier.vocab_size, verifier.context_tokens)
+    sets = DataSets(store, Objects.of_settings(settings, ASKED_RETRY_SEC), settings.retention_days)
+    data = sets.make(order, wanted, f"trial with {verifier.ref}")
+    most = verifier.context_tokens - TOKENS
+    examples: Sequence[Example] = data.judging or data.choosing or data.train
+    of = {one.prompt_digest: tuple(map(int, one.ids[: one.prompt_tokens])) for one in examples}
+    found = [ids for ids in of.values() if len(ids) <= most]
+    return found[:MOST_PROMPTS]
+
+
+@dataclass(slots=True)
+class _Runner:
+    """Completes prompts, nothing drafted but by the draft model."""
+
+    host: EngineHost
+    engine: EngineSpec
+    runs: int = 0
+
+    def run(self, prompts: Sequence[tuple[int, ...]], depth: int) -> list[Completion]:
+        self.runs += 1
+        job = f"trial-{self.runs}"
+        requests = [
+            Request(
+                request_id=f"{job}/{i}/0",
+                prompt_ids=ids,
+                params=SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True),
+                seed=i,
+                depth=depth,
+                sources=frozenset({DRAFT_MODEL}),
+            )
+            for i, ids in enumerate(prompts)
+        ]
+        return self.host.service(self.engine).submit(job, requests, ()).wait()
+
+
+def _measured(
+    runner: _Runner, prompts: Sequence[tuple[int, ...]], sizes: Sequence[int], on_turn: OnTurn
+) -> Iterator[Measured]:
+    turns, done = len(sizes) * TURNS, 0
+    runner.run(prompts[:1], max(DEPTHS))  # loads the models
+    for size in sizes:
+        batches = _batches(prompts, size)
+        rounds: list[dict[int, list[Completion]]] = []
+        for _ in range(TURNS):
+            rounds.append(
+                {
+                    depth: [one for batch in batches for one in runner.run(batch, depth)]
+                    for depth in (0, *DEPTHS)
+                }
+            )
+            done += 1
+            on_turn(done, turns)
+        for depth in DEPTHS:
+            drafted = [one for turn in rounds for one in turn[depth]]
+            proposed = sum(one.proposed for one in drafted)
+            accepted = sum(one.accepted for one in drafted)
+            passes = sum(one.verifier_passes for one in drafted)
+            ratios = [_speed(turn[depth]) / _speed(turn[0]) for turn in rounds]
+            yield Measured(
+                size,
+                depth,
+                accepted / proposed if proposed else 0.0,
+                accepted / passes if passes else 0.0,
+                statistics.median(ratios),
+                min(ratios),
+                max(ratios),
+            )
+
+
+def _batches(prompts: Sequence[tuple[int, ...]], size: int) -> list[Sequence[tuple[int, ...]]]:
+    """Batches of `size`; the prompts come again where there are few."""
+    if size == 1:
+        return [[ids] for ids in prompts[:LEAST_PROMPTS]]
+    return [[prompts[i % len(prompts)] for i in range(size)]]
+
+
+def _speed(completions: Sequence[Completion]) -> float:
+    """Tokens per tick of the device."""
+    ticks = sum(one.ticks.total for one in completions)
+    return sum(len(one.token_ids) for one in completions) / max(1, ticks)
+
+
+def _verdict(
+    pair: Pair,
+    numeric_class: str,
+    pays: bool,
+    reason: str,
+    measured: Sequence[Measured],
+    memory: int = 0,
+) -> PairTrial:
+    return PairTrial(
+        pair.verifier.fingerprint.digest,
+        pair.proposer.fingerprint.digest,
+        numeric_class,
+        pays,
+        reason,
+        {"memory_bytes": memory, "measured": [asdict(one) for one in measured]},
+    )

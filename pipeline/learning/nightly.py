@@ -1,0 +1,130 @@
+"""What a night teaches, without anybody asked: train, try, and roll out what is better.
+
+    settle    promote what last night's groups found better
+    train     from what the store keeps, beginning with the model that is deployed
+    try       the new model beside the verifier, on prompts that it has not learned from
+    roll out  shadow drafts, then a growing share of groups; the groups themselves decide
+
+Each part is on disk or in the store when it is done, so a run that is killed resumes there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from specbatch.pipeline.engines.contract import ModelFolder
+from specbatch.pipeline.engines.models.model_folder import inspect_model
+from specbatch.pipeline.learning.gate import Pair, try_pair
+from specbatch.pipeline.learning.registry import register, unchanged
+from specbatch.pipeline.learning.wiring import Watcher, train
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.schemas.errors import UsageError
+from specbatch.schemas.registry import DeployScope, ModelVersion, PairTrial, deployed_for
+from specbatch.schemas.rollouts import DEFAULT_STEPS, Rollout
+from specbatch.schemas.settings import Settings
+from specbatch.schemas.spec import EngineSpec
+from specbatch.schemas.training import DataOrder, Parameters
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What to learn for whom."""
+
+    name: str  # of the model in the registry
+    verifier: str  # folder or hub id
+    folder: Path  # for the trained models, a folder each
+    tenant: str = "default"
+    job: str = ""  # name of the jobs to learn from and to draft for; empty: all of the tenant's
+    steps: tuple[float, ...] = DEFAULT_STEPS
+    held_out: float = 0.2  # share of the prompts to judge by
+    parameters: Parameters = field(default_factory=Parameters)
+
+    @property
+    def scope(self) -> DeployScope:
+        """What was learned from a tenant's texts drafts for nobody else."""
+        return DeployScope(self.tenant, self.job)
+
+    @property
+    def data(self) -> DataOrder:
+        jobs = (self.job,) if self.job else ()
+        return DataOrder(self.tenant, jobs, held_out=self.held_out)
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """How far a night came. A part that is None was not reached."""
+
+    said: str
+    candidate: ModelVersion | None = None
+    record: dict[str, Any] | None = None  # of the training
+    trial: PairTrial | None = None
+    rollout: Rollout | None = None
+
+
+def learn(
+    settings: Settings,
+    store: Store,
+    lesson: Lesson,
+    night: str,
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> Learned:
+    """`night` names the folder of this run's model: a run that is repeated resumes its training.
+
+    Raises `UsageError` where no model of the name is deployed, or there is nothing to learn from.
+    """
+    for one in store.settle_rollouts():
+        log.info("rollout %d for %s has ended: %s", one.number, one.scope.words, one.outcome)
+    for one in store.rollouts():
+        if one.scope == lesson.scope:
+            return Learned(f"rollout {one.number} for {one.scope.words} goes on: nothing trained")
+    parent = _parent(store, lesson)
+    out = lesson.folder / f"{lesson.name}-{night}"
+    watcher = Watcher(log.info, lambda *_: None, lambda *_: None, is_stopped)
+    parameters, order = lesson.parameters, lesson.data
+    record = train(settings, store, parent, out, order, parameters, watcher)
+    gained = record["held_out"]["accepted_length"]["difference"]
+    figures = f"{gained['value']:+.3f} ({gained['low']:+.3f} to {gained['high']:+.3f})"
+    gain = f"accepted tokens per pass {figures}"
+    if not record["better"]:
+        return Learned(f"not surely better than its parent: {gain}", record=record)
+    folder = inspect_model(str(out))
+    candidate, _ = register(store, lesson.name, folder)
+    for one in store.rollouts(history=True):
+        if (one.fingerprint, one.scope) == (candidate.fingerprint, lesson.scope):
+            return Learned(f"{candidate.label} was in rollout {one.number}: {one.outcome}")
+    trial = _tried(settings, store, lesson, folder, order)
+    if not trial.pays:
+        said = f"{candidate.label} is better than its parent ({gain}), but {trial.reason}"
+        return Learned(said, candidate, record, trial)
+    reason = f"trained on {night}: {gain}"
+    rollout = store.begin_rollout(candidate.fingerprint, lesson.scope, lesson.steps, reason)
+    said = f"{candidate.label} begins rollout {rollout.number}: {gain}; {trial.reason}"
+    return Learned(said, candidate, record, trial, rollout)
+
+
+def _parent(store: Store, lesson: Lesson) -> str:
+    """Where the model is that drafts for the lesson's rows now."""
+    models = {model.fingerprint: model for model in store.models()}
+    scope = lesson.scope
+    deployed = deployed_for(store.deployments(), scope.tenant, scope.job_name)
+    present = models.get(deployed.get(None, ""))
+    if present is None or present.name != lesson.name:
+        raise UsageError(
+            f"no version of {lesson.name} is deployed for {scope.words}: begin with "
+            f"`specbatch models add {lesson.name} FOLDER` and `specbatch models promote "
+            f"{lesson.name}`"
+        )
+    return unchanged(present)
+
+
+def _tried(
+    settings: Settings, store: Store, lesson: Lesson, folder: ModelFolder, order: DataOrder
+) -> PairTrial:
+    pair = Pair(inspect_model(lesson.verifier), folder, EngineSpec())
+    return try_pair(settings, store, pair, order, lambda *_: None)

@@ -1,0 +1,113 @@
+"""`specbatch models try`: a draft model beside a verifier, before it serves."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.conftest import write
+
+from specbatch.jobs.cli.connect import load_settings
+from specbatch.pipeline.bootstrap import make_store
+from specbatch.pipeline.engines.models.model_folder import inspect_model
+from specbatch.pipeline.learning.gate import DEPTHS, Measured, judged
+from specbatch.schemas.registry import PairTrial
+from support.models import TinyPair, tiny_llama
+
+pytestmark = pytest.mark.pipeline  # runs models
+
+
+def measured(lowest: float, ratio: float, highest: float) -> Measured:
+    return Measured(8, 4, 0.5, 2.0, ratio, lowest, highest)
+
+
+def submit(cli: Any, pair: TinyPair, output: str, **options: object) -> dict[str, Any]:
+    more = [word for key, value in options.items() for word in (f"--{key}", value)]
+    done = cli(
+        *("submit-job", "--local", "--input", "many.parquet", "--output", output, "--json"),
+        *("--verifier", pair.verifier, "--proposer", pair.draft, "--max-tokens", 8),
+        *("--dtype", "float32", "--sources", "draft-model", "--depth", 3, *more),
+    )
+    assert done.code == 0, done.err
+    found: dict[str, Any] = done.json
+    return found
+
+
+@pytest.fixture
+def ended(cli: Any, folder: Path, tiny_pair: TinyPair, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A job of the tiny pair; the name of its draft model in the registry."""
+    monkeypatch.setenv("SPECBATCH_MAX_CONCURRENT_SEQUENCES", "4")
+    write(folder / "many.parquet", [f"def f{i}(x, y={i}):" for i in range(24)])
+    submit(cli, tiny_pair, "first")
+    assert cli("models", "add", "docs", tiny_pair.draft).code == 0
+    return "docs"
+
+
+def test_only_drafts_that_lost_every_turn_everywhere_cannot_pay() -> None:
+    slow, unsure = measured(0.7, 0.8, 0.9), measured(0.7, 0.9, 1.1)
+    assert judged([slow, slow])[0] is False
+    assert judged([slow, unsure])[0] is True
+    pays, reason = judged([slow, measured(1.2, 1.5, 1.9)])
+    assert pays
+    assert reason == (
+        "drafts can pay: 1.50 times as fast as depth 0 (1.20 to 1.90), at depth 4 with 8 "
+        "sequences at once, acceptance 0.50"
+    )
+
+
+def test_a_pair_is_tried_on_recent_prompts_and_the_verdict_is_kept(
+    cli: Any, tiny_pair: TinyPair, ended: str
+) -> None:
+    tried = cli("models", "try", ended, "--verifier", tiny_pair.verifier, "--json")
+    trial = tried.json
+    assert tried.code == (0 if trial["pays"] else 3)
+    found = [Measured(**one) for one in trial["figures"]["measured"]]
+    sizes = [(one.sequences, one.depth) for one in found]
+    assert sizes == [(n, depth) for n in (1, 4) for depth in DEPTHS]
+    assert judged(found) == (trial["pays"], trial["reason"])
+    assert trial["reason"] in cli("models", "show", ended).out
+
+
+@pytest.mark.usefixtures("ended")
+def test_models_with_other_vocabularies_do_not_fit(
+    cli: Any, tmp_path: Path, tiny_pair: TinyPair
+) -> None:
+    other = tiny_llama(tmp_path / "other", vocab_size=300)
+    cli("models", "add", "other", other)
+    done = cli("models", "try", "other", "--verifier", tiny_pair.verifier)
+    assert done.code == 3
+    assert "they must share one vocabulary" in done.out
+
+
+@pytest.mark.usefixtures("ended")
+def test_a_model_that_cannot_pay_is_not_asked_and_the_job_says_so(
+    cli: Any, tiny_pair: TinyPair
+) -> None:
+    assert submit(cli, tiny_pair, "before")["proposed"] > 0
+    verifier, draft = map(inspect_model, map(str, (tiny_pair.verifier, tiny_pair.draft)))
+    digests = (verifier.fingerprint.digest, draft.fingerprint.digest)
+    with closing(make_store(load_settings())) as store:
+        store.add_pair_trial(PairTrial(*digests, "exact/f32/1", False, "they lost", {}))
+    after = submit(cli, tiny_pair, "after")
+    assert after["proposed"] == 0
+    assert "they lost" in cli("show", after["job"]).out
+    with closing(make_store(load_settings())) as store:
+        store.add_pair_trial(PairTrial(*digests, "exact/f32/1", True, "they won", {}))
+    assert submit(cli, tiny_pair, "again")["proposed"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["try", "docs"], "needs --verifier"),
+        (["try"], "needs a model"),
+        (["try", "docs", "--verifier", ".", "--reason", "x"], "takes no --tag and --reason"),
+        (["list", "--verifier", "."], "takes no --verifier"),
+        (["try", "docs", "--verifier", "."], "no registered model"),
+    ],
+)
+def test_what_cannot_be_tried_is_said(cli: Any, arguments: list[str], said: str) -> None:
+    done = cli("models", *arguments)
+    assert (done.code, said in done.err) == (2, True), done.err
