@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 from celery import Celery, _state
@@ -166,10 +166,11 @@ def embedded(
     concurrency: int = 16,
     kinds: tuple[str, ...] = KINDS,
     only_job: str | None = None,
+    extra_draft_models: Sequence[str] = (),
 ) -> Iterator[tuple[Celery, Worker]]:
     """These kinds of work in this process: the same tasks, also on a broker in memory.
 
-    `only_job`: work of no other job is taken.
+    `only_job`: work of no other job is taken. `extra_draft_models` stand beside the proposer.
 
     When the device is gone the worker dies (`is_alive`), its groups given back.
     """
@@ -184,6 +185,7 @@ def embedded(
         queue_length=make_queue_length(app),
         trouble=app.consuming.trouble,
         only_job=only_job,
+        extra_draft_models=extra_draft_models,
     )
     register(app, worker, fatal)
     # Pool threads look the app up by this, and fail without a word otherwise. (To be the current

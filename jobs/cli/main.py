@@ -47,6 +47,8 @@ SENTENCES = {
     "export": "Write completions, tokens, corrections, costs or device time of a job as Parquet.",
     "train": "Fine-tune a draft model on what the store keeps, and say if its drafts are accepted "
     "more often.",
+    "learn": "Train the deployed draft model on what the store keeps, try it, and roll it out if "
+    "it is better.",
     "worker": "Run a worker. `verify` needs --verifier, `propose` needs --proposer; each may "
     "have both.",
     "scheduler": "Submit the jobs of schedule files when their times come. Several may run at "

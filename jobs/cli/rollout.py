@@ -24,7 +24,7 @@ from specbatch.schemas.fingerprint import shown
 from specbatch.schemas.registry import DeployScope
 from specbatch.schemas.rollouts import DEFAULT_STEPS, Observed, Outcome, Rollout
 
-_DEFAULT = ",".join(f"{100 * share:g}" for share in DEFAULT_STEPS)
+DEFAULT_PERCENTS = ",".join(f"{100 * share:g}" for share in DEFAULT_STEPS)
 
 
 class Action(StrEnum):
@@ -69,7 +69,7 @@ def rollout(
             help="with start: percent of groups, one after the other; at 0 the candidate drafts in "
             "shadow",
         ),
-    ] = _DEFAULT,
+    ] = DEFAULT_PERCENTS,
     reason: Annotated[
         str,
         typer.Option(
@@ -90,7 +90,7 @@ def rollout(
     `specbatch rollout settle`. Outputs do not change.
     """
     scope = DeployScope(tenant.strip(), job.strip(), tag.strip())
-    shares = _shares(steps)
+    shares = shares_of(steps)
     _check(action, what, scope, reason, steps, history, json)
     with closing(make_store(load_settings())) as store:
         if action is Action.LIST:
@@ -108,7 +108,7 @@ def rollout(
             _settle(store)
 
 
-def _shares(steps: str) -> tuple[float, ...]:
+def shares_of(steps: str) -> tuple[float, ...]:
     """Raises `UsageError` unless they rise to all groups."""
     try:
         shares = tuple(float(step) / 100.0 for step in steps.split(","))
@@ -117,7 +117,8 @@ def _shares(steps: str) -> tuple[float, ...]:
     rising = all(a < b for a, b in pairwise(shares))
     if len(shares) < 2 or not rising or shares[0] < 0.0 or shares[-1] != 1.0:
         raise UsageError(
-            f"--steps {steps!r} must be rising percentages that end with 100, such as {_DEFAULT}"
+            f"--steps {steps!r} must be rising percentages that end with 100, such as "
+            f"{DEFAULT_PERCENTS}"
         )
     return shares
 
@@ -143,7 +144,7 @@ def _check(
         raise UsageError(f"{command} needs --reason: say why, for all who will ask")
     if action not in _SCOPED and (reason or scope != DeployScope()):
         raise UsageError(f"{command} takes no --tenant, --job, --tag and --reason")
-    if action is not Action.START and steps != _DEFAULT:
+    if action is not Action.START and steps != DEFAULT_PERCENTS:
         raise UsageError(f"{command} takes no --steps; start does")
     if history and action is not Action.LIST:
         raise UsageError(f"{command} takes no --history; list does")

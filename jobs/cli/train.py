@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from enum import StrEnum
 from pathlib import Path
-from threading import Event
 from typing import Annotated, Any
 
 import typer
 
 from specbatch.jobs.cli.audit import FOUND
 from specbatch.jobs.cli.connect import load_settings
-from specbatch.jobs.cli.console import if_interrupted, progress_bar, remark, say, say_json
+from specbatch.jobs.cli.console import (
+    if_interrupted,
+    progress_bar,
+    remark,
+    say,
+    say_json,
+    stop_signals,
+)
 from specbatch.jobs.cli.logs import moment_of
 from specbatch.jobs.cli.options import Json
 from specbatch.pipeline.bootstrap import make_store
@@ -205,7 +210,7 @@ def train(
         closing(make_store(settings)) as store,
         if_interrupted(_INTERRUPTED),
         progress_bar("reading completions") as update,
-        _stop_signals() as stopped,
+        stop_signals() as stopped,
     ):
 
         def on_read(done: int, total: int) -> None:
@@ -259,16 +264,3 @@ def summary(record: dict[str, Any], out: Path) -> Iterator[str]:
         )
     verdict = "better than its parent" if record["better"] else "not surely better than its parent"
     yield f"{out}: {verdict} (fingerprint {record['model']['digest'][:12]})"
-
-
-@contextmanager
-def _stop_signals() -> Iterator[Event]:
-    """Ctrl-C and SIGTERM set the event, so that a step ends before a checkpoint is written."""
-    stopped = Event()
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, lambda *_: stopped.set()) for number in numbers]
-    try:
-        yield stopped
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)

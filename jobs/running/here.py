@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from specbatch.pipeline.bootstrap import make_client, make_store
+from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.observe.terminal.progress import EngineCounts, resume_command
 from specbatch.pipeline.runtime.client import Client
 from specbatch.schemas.errors import (
@@ -81,11 +82,16 @@ def run_job(
         from specbatch.workers.app import make_enqueue
         from specbatch.workers.lifecycle import embedded
 
-        _take_over(settings, job.job_id)  # before the first sweep, which finds what that has freed
+        with closing(make_store(settings)) as store:
+            beside = _before_it_begins(settings, store, job)
+        models = (spec.verifier, job.proposer)
         with (
             _sigterm_as_interrupt(),
             _alone(watcher, timeout_sec),
-            embedded(settings, spec.verifier, job.proposer, only_job=job.job_id) as (app, worker),
+            embedded(settings, *models, only_job=job.job_id, extra_draft_models=beside) as (
+                app,
+                worker,
+            ),
         ):
             check_served(worker, job.job_id, spec)
             here = make_client(
@@ -126,12 +132,17 @@ def _alone(watcher: Watcher, timeout_sec: float | None) -> Iterator[None]:
         _ONE_AT_A_TIME.release()
 
 
-def _take_over(settings: Settings, job_id: str) -> None:
+def _before_it_begins(settings: Settings, store: Store, job: JobRow) -> list[str]:
+    """Free what an earlier process held, before the first sweep, and promote what rollouts found
+    better. Returns the draft models to load beside the job's own."""
+    from specbatch.pipeline.learning.registry import loaded_beside
+
     def silent(_work: DueWork) -> None:
         """The worker here sweeps the store."""
 
-    with closing(make_store(settings)) as store:
-        make_client(settings, silent, store).take_over(job_id)
+    make_client(settings, silent, store).take_over(job.job_id)
+    store.settle_rollouts()
+    return loaded_beside(store, job)
 
 
 def check_served(worker: Worker, job_id: str, spec: JobSpec) -> None:

@@ -86,8 +86,7 @@ def learn(
     parent = _parent(store, lesson)
     out = lesson.folder / f"{lesson.name}-{night}"
     watcher = Watcher(log.info, lambda *_: None, lambda *_: None, is_stopped)
-    parameters, order = lesson.parameters, lesson.data
-    record = train(settings, store, parent, out, order, parameters, watcher)
+    record = train(settings, store, parent, out, lesson.data, lesson.parameters, watcher)
     gained = record["held_out"]["accepted_length"]["difference"]
     figures = f"{gained['value']:+.3f} ({gained['low']:+.3f} to {gained['high']:+.3f})"
     gain = f"accepted tokens per pass {figures}"
@@ -98,7 +97,7 @@ def learn(
     for one in store.rollouts(history=True):
         if (one.fingerprint, one.scope) == (candidate.fingerprint, lesson.scope):
             return Learned(f"{candidate.label} was in rollout {one.number}: {one.outcome}")
-    trial = _tried(settings, store, lesson, folder, order)
+    trial = _tried(settings, store, lesson, folder, is_stopped)
     if not trial.pays:
         said = f"{candidate.label} is better than its parent ({gain}), but {trial.reason}"
         return Learned(said, candidate, record, trial)
@@ -124,7 +123,15 @@ def _parent(store: Store, lesson: Lesson) -> str:
 
 
 def _tried(
-    settings: Settings, store: Store, lesson: Lesson, folder: ModelFolder, order: DataOrder
+    settings: Settings,
+    store: Store,
+    lesson: Lesson,
+    folder: ModelFolder,
+    is_stopped: Callable[[], bool],
 ) -> PairTrial:
+    def on_turn(_done: int, _turns: int) -> None:
+        if is_stopped():
+            raise KeyboardInterrupt
+
     pair = Pair(inspect_model(lesson.verifier), folder, EngineSpec())
-    return try_pair(settings, store, pair, order, lambda *_: None)
+    return try_pair(settings, store, pair, lesson.data, on_turn)

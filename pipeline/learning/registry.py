@@ -12,7 +12,8 @@ from specbatch.pipeline.engines.contract import ModelFolder
 from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.errors import UsageError
-from specbatch.schemas.registry import PREFIX, ModelVersion, NewModel
+from specbatch.schemas.records import JobRow
+from specbatch.schemas.registry import PREFIX, DeployScope, ModelVersion, NewModel, deployed_for
 from specbatch.schemas.training import RECORD
 
 _PREFIX_LENGTH = 8  # of a fingerprint, at least
@@ -102,6 +103,26 @@ def loaded_refs(store: Store, ref: str) -> list[str]:
     tried = [one for one in store.rollouts() if one.fingerprint in versions]
     wanted_of = dict.fromkeys(one.fingerprint for one in (*live, *tried))
     return [unchanged(versions[fingerprint]) for fingerprint in wanted_of]
+
+
+def loaded_beside(store: Store, job: JobRow) -> list[str]:
+    """What a process that does one job loads beside its draft model: if that is a registered one,
+    the versions that are deployed for the job, and those that rollouts try.
+
+    Raises `UsageError` for files that have changed.
+    """
+    models = {m.fingerprint: m for m in store.models()}
+    mine = [m for m in models.values() if m.ref == job.proposer]
+    if not mine:
+        return []
+    deployed = deployed_for(store.deployments(), job.tenant, job.name)
+    tried = [
+        one.fingerprint
+        for one in store.rollouts()
+        if one.scope.covers(DeployScope(job.tenant, job.name, one.scope.tag))
+    ]
+    versions = [models[found] for found in dict.fromkeys((*deployed.values(), *tried))]
+    return [unchanged(m) for m in versions if m.name == mine[0].name and m.ref != job.proposer]
 
 
 def unchanged(model: ModelVersion) -> str:

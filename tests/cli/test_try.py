@@ -74,7 +74,7 @@ def test_a_pair_is_tried_on_recent_prompts_and_the_verdict_is_kept(
 def test_models_with_other_vocabularies_do_not_fit(
     cli: Any, tmp_path: Path, tiny_pair: TinyPair
 ) -> None:
-    other = tiny_llama(tmp_path / "other", vocab_size=300)
+    other = tiny_llama(tmp_path / "other", vocab_size=301)
     cli("models", "add", "other", other)
     done = cli("models", "try", "other", "--verifier", tiny_pair.verifier)
     assert done.code == 3

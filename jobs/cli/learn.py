@@ -1,0 +1,89 @@
+"""`specbatch learn`: what last night teaches: train, try, and roll out what is better."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specbatch.jobs.cli.connect import load_settings
+from specbatch.jobs.cli.console import if_interrupted, say, say_json, stop_signals
+from specbatch.jobs.cli.options import Json
+from specbatch.jobs.cli.rollout import DEFAULT_PERCENTS, shares_of
+from specbatch.pipeline.bootstrap import make_store
+from specbatch.schemas.extras import require_engine_extra
+from specbatch.schemas.spec import model_ref
+from specbatch.schemas.training import DataOrder, Parameters
+
+_INTERRUPTED = "interrupted: the same command resumes"
+_DEFAULT = Parameters()
+
+
+def learn(
+    name: Annotated[str, typer.Argument(help="the draft model's name in the registry")],
+    verifier: Annotated[
+        str, typer.Option("--verifier", help="the model whose drafts it writes: folder or hub id")
+    ],
+    folder: Annotated[
+        Path, typer.Option("--folder", help="where trained models go, a folder each")
+    ] = Path("models"),
+    tenant: Annotated[
+        str, typer.Option("--tenant", help="whose jobs to learn from, and to draft for")
+    ] = "default",
+    job: Annotated[
+        str,
+        typer.Option("--job", help="only jobs of this name", show_default=False),
+    ] = "",
+    night: Annotated[
+        str | None,
+        typer.Option(
+            "--night", help="names the model's folder; default: today in UTC", show_default=False
+        ),
+    ] = None,
+    steps: Annotated[
+        str,
+        typer.Option("--steps", help="of the rollout: percent of groups, one after the other"),
+    ] = DEFAULT_PERCENTS,
+    held_out: Annotated[
+        float,
+        typer.Option("--held-out", help="share of the prompts to judge by", min=0.001, max=0.9),
+    ] = DataOrder().held_out,
+    epochs: Annotated[
+        float, typer.Option("--epochs", help="times to go through the data", min=0.01)
+    ] = _DEFAULT.epochs,
+    device: Annotated[
+        str | None,
+        typer.Option("--device", help="cpu or cuda; default: SPECBATCH_DEVICE", show_default=False),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Train the deployed draft model on what the store keeps, try the new one beside the verifier,
+    and begin a rollout if it is better.
+
+    What the last rollout found better is promoted first; while one goes on, nothing is trained.
+    The schedule kind `learn` does the same every night.
+    """
+    require_engine_extra()
+    settings = load_settings()
+    from specbatch.pipeline.learning.nightly import Lesson, learn
+
+    lesson = Lesson(
+        *(name, model_ref(verifier, Path.cwd()), folder, tenant, job, shares_of(steps)),
+        held_out=held_out,
+        parameters=Parameters(epochs=epochs, device=device or settings.device),
+    )
+    tonight = night or datetime.now(UTC).strftime("%Y-%m-%d")
+    with (
+        closing(make_store(settings)) as store,
+        if_interrupted(_INTERRUPTED),
+        stop_signals() as stopped,
+    ):
+        learned = learn(settings, store, lesson, tonight, stopped.is_set)
+    if json:
+        say_json(asdict(learned))
+    else:
+        say(learned.said)

@@ -1,0 +1,82 @@
+"""A candidate drafts for groups that chance draws, is judged by them, and outputs stay the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.conftest import write
+
+from specbatch.jobs.cli.connect import load_settings
+from specbatch.pipeline.bootstrap import make_store
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.schemas.rollouts import Outcome, Rollout
+from support.models import TinyPair, tiny_llama
+
+pytestmark = pytest.mark.pipeline  # runs models
+
+ROWS, GROUP = 120, 1
+
+
+@pytest.fixture
+def store(cli: Any, folder: Path) -> Iterator[Store]:
+    """Of the test's folder, with prompts of one group each."""
+    assert cli("settings").code == 0
+    write(folder / "rows.parquet", [f"def f{i}(x, y={i}):" for i in range(ROWS)])
+    with closing(make_store(load_settings())) as store:
+        yield store
+
+
+def submit(cli: Any, store: Store, pair: TinyPair, name: str) -> dict[int, tuple[int, ...]]:
+    done = cli(
+        *("submit-job", "--local", "--input", "rows.parquet", "--output", name, "--json"),
+        *("--verifier", pair.verifier, "--proposer", pair.draft, "--max-tokens", 12),
+        *("--dtype", "float32", "--sources", "draft-model", "--depth", 3, "--group-size", GROUP),
+    )
+    assert done.code == 0, done.err
+    job = done.json["job"]
+    return {one.row_index: one.token_ids for one in store.completions(job)}
+
+
+def roll_out(cli: Any, store: Store, present: Path, candidate: Path) -> Rollout:
+    for files in (present, candidate):
+        assert cli("models", "add", "docs", files).code == 0
+    assert cli("models", "promote", "docs:1", "--reason", "the first").code == 0
+    begun = cli("rollout", "start", "docs:2", "--steps", "50,100", "--reason", "a trial")
+    assert begun.code == 0, begun.err
+    return store.rollouts()[0]
+
+
+def test_useless_drafts_of_a_candidate_end_its_rollout(
+    cli: Any, store: Store, tmp_path: Path, tiny_pair: TinyPair
+) -> None:
+    before = submit(cli, store, tiny_pair, "before")
+    useless = tiny_llama(tmp_path / "useless", vocab_size=300, seed=99)
+    begun = roll_out(cli, store, tiny_pair.verifier, useless)
+    pair = TinyPair(tiny_pair.verifier, tiny_pair.verifier)
+    assert submit(cli, store, pair, "meanwhile") == before
+    (ended,) = store.rollouts(history=True)
+    assert (ended.number, ended.outcome) == (begun.number, Outcome.WORSE)
+    groups = store.rollout_groups(begun.number)
+    assert {seen.is_candidate for seen in groups} == {True, False}
+    assert len(groups) < ROWS
+    assert "docs:1" in cli("models", "list").out
+
+
+def test_a_better_candidate_is_promoted_before_the_next_job(
+    cli: Any, store: Store, tmp_path: Path, tiny_pair: TinyPair
+) -> None:
+    useless = tiny_llama(tmp_path / "useless", vocab_size=300, seed=99)
+    begun = roll_out(cli, store, useless, tiny_pair.verifier)
+    pair = TinyPair(tiny_pair.verifier, useless)
+    first = submit(cli, store, pair, "first")
+    (decided,) = store.rollouts()
+    assert (decided.outcome, decided.share) == (Outcome.BETTER, 1.0)
+    assert submit(cli, store, pair, "second") == first
+    assert store.rollouts() == []
+    present = store.deployments()[0]
+    assert present.fingerprint == begun.fingerprint
+    assert present.reason.startswith("rollout 1: better")
