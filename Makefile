@@ -13,7 +13,7 @@ export PIP_ROOT_USER_ACTION := ignore
 .DELETE_ON_ERROR:
 .PHONY: help demo docs docs-serve check test test-integrations test-vllm test-long lint types format
 .PHONY: bench-overhead bench-eta bench-savings bench-scale bench-drain bench-ledger bench-report
-.PHONY: bench-collapse bench-nights bench-slow-falls bench-depth bench-engine bench-kernels bench-memory bench-gpu bench-vllm bench-vllm-nights bench-exactness bench-acceptance clean distclean wheel
+.PHONY: bench-bad-candidates bench-collapse bench-nights bench-slow-falls bench-depth bench-engine bench-kernels bench-memory bench-gpu bench-vllm bench-vllm-nights bench-exactness bench-acceptance clean distclean wheel
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -79,6 +79,9 @@ bench-depth: $(VENV)/.engine ## what auto makes of drafts, beside depth 0 and fi
 
 bench-collapse: $(VENV)/.engine ## drafts that stop fitting in the middle of a job, beside depth 0
 	@$(BIN)/python -m specbatch.benchmarks.collapse $(ARGS)
+
+bench-bad-candidates: $(VENV)/.engine ## who stops a bad draft model, and what it cost until then; takes ARGS
+	@$(BIN)/python -m specbatch.benchmarks.bad_candidates $(ARGS)
 
 bench-nights: $(VENV)/.engine ## whether a draft model that is trained every night earns more the next one; takes ARGS
 	@$(BIN)/python -m specbatch.benchmarks.nights_that_teach $(ARGS)

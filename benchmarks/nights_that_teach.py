@@ -1,10 +1,10 @@
 """`make bench-nights`: whether a draft model that is trained every night earns more the next one.
 
 Nights are jobs over the beginnings of docstring paragraphs of an installed package, which the
-demo's draft model has not seen. After each one `specbatch train` learns from all nights so far;
-what is surely better is registered, promoted, and drafts the next night. At the end one held-out
-set is replayed under the draft model of every night, in turns, so that what the machine does
-meanwhile falls on all alike. Nothing but the draft model drafts.
+demo's draft model has not seen. After each one `specbatch learn` trains on all nights so far, tries
+what is surely better, and begins a rollout; groups of the next night decide. At the end one
+held-out set is replayed under the draft model of every night, in turns, so that what the machine
+does meanwhile falls on all alike. Nothing but the draft model drafts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 PROGRAMS = Path(sys.executable).parent
-BETTER, NOT_SURE = 0, 3  # exit codes of `specbatch train`
 LEAST_CHARACTERS = 160  # of a paragraph, of which the beginning is a prompt
 PROMPT_CHARACTERS = 100
 DEPTH = 4
@@ -39,13 +38,13 @@ DEPTH = 4
 class Night:
     """One night, and what was learned from it."""
 
-    proposer: str  # who drafted it
+    proposer: str  # who is deployed at its end
     rows: int
     acceptance: float
     job_usd: float
-    train_sec: float = 0.0
-    is_better: bool = False
-    held_out: dict[str, Any] = field(default_factory=dict)  # what the training says of its model
+    rollouts: list[str] = field(default_factory=list)  # the outcomes of all so far
+    learn_sec: float = 0.0
+    said: str = ""  # by `specbatch learn`
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +90,10 @@ def written(path: Path, prompts: Sequence[str]) -> Path:
 class Site:
     """One workspace, and the commands as a user types them."""
 
-    def __init__(self, folder: Path, verifier: Path, tokens: int) -> None:
-        self._folder = folder
-        self._verifier = verifier
+    def __init__(self, folder: Path, verifier: Path, tokens: int, group_size: int = 4) -> None:
+        self.folder = folder
+        self.verifier = verifier
+        self._group_size = group_size
         self._tokens = tokens
         self._jobs = 0
 
@@ -107,7 +107,7 @@ class Site:
         }
         done = subprocess.run(
             [str(PROGRAMS / program), *arguments],
-            cwd=self._folder,
+            cwd=self.folder,
             env=environment,
             capture_output=True,
             text=True,
@@ -120,10 +120,10 @@ class Site:
     def job(self, name: str, prompts: Path, proposer: str, sequences: int = 8) -> dict[str, Any]:
         self._jobs += 1
         output = f"output-{self._jobs}"
-        models = ("--verifier", self._verifier, "--proposer", proposer)
+        models = ("--verifier", self.verifier, "--proposer", proposer)
         drafts = ("--sources", "draft-model", "--depth", DEPTH, "--top-logprobs", 8)
         order = ("--input", prompts, "--output", output, "--name", name, "--json")
-        more = ("--max-tokens", self._tokens)
+        more = ("--max-tokens", self._tokens, "--group-size", self._group_size)
         _, printed = self.run(
             "submit-job", "--local", *order, *models, *drafts, *more, sequences=sequences
         )
@@ -136,26 +136,29 @@ class Site:
         accepted, usd = done["figures"]["accepted"], done["paid"]["usd"]
         return Replay(proposer, sequences, accepted, usd, done["tokens"])
 
+    def deployed(self) -> str:
+        """The files of the model that drafts now."""
+        _, printed = self.run("specbatch", "models", "list", "--json")
+        (ref,) = [model["ref"] for model in json.loads(printed) if model["deployments"]]
+        return str(ref)
 
-def teach(site: Site, folder: Path, draft: str, nights: Sequence[Path]) -> list[Night]:
-    """The nights, each drafted by the best model there was."""
+
+def teach(site: Site, draft: str, nights: Sequence[Path], steps: str) -> list[Night]:
+    """The nights. Their jobs name the first draft model; the registry says which one drafts."""
+    scope = ("--tenant", "default", "--job", "taught")
     site.run("specbatch", "models", "add", "taught", draft)
-    site.run("specbatch", "models", "promote", "taught", "--reason", "the first one")
+    site.run("specbatch", "models", "promote", "taught", *scope, "--reason", "the first one")
     told = []
     for number, prompts in enumerate(nights, 1):
         done = site.job("taught", prompts, draft)
-        acceptance, usd = done["acceptance_rate"], done["paid"]["usd"]
-        night = Night(Path(draft).name, done["rows"], acceptance, usd)
-        out, began = f"after-night-{number}", time.monotonic()
-        training = ("--proposer", draft, "--out", out, "--job", "taught")
-        code, _ = site.run("specbatch", "train", *training, allowed=(BETTER, NOT_SURE))
-        night.train_sec = time.monotonic() - began
-        night.is_better = code == BETTER
-        night.held_out = json.loads((folder / out / "training.json").read_text())["held_out"]
-        if night.is_better:
-            site.run("specbatch", "models", "add", "taught", out)
-            site.run("specbatch", "models", "promote", "taught", "--reason", f"night {number}")
-            draft = out
+        site.run("specbatch", "rollout", "settle")
+        night = Night(site.deployed(), done["rows"], done["acceptance_rate"], done["paid"]["usd"])
+        _, printed = site.run("specbatch", "rollout", "list", "--history", "--json")
+        night.rollouts = [one["outcome"] or "goes on" for one in json.loads(printed)]
+        began = time.monotonic()
+        learning = ("--verifier", site.verifier, "--job", "taught", "--steps", steps)
+        _, said = site.run("specbatch", "learn", "taught", *learning, "--night", number)
+        night.learn_sec, night.said = time.monotonic() - began, said.strip()
         told.append(night)
         print(json.dumps(asdict(night)), flush=True)
     return told
@@ -171,6 +174,8 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=1024, help="of a night, at most")
     parser.add_argument("--held-out", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--steps", default="0,25,100", help="of the rollouts")
+    parser.add_argument("--group-size", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--results", type=Path, default=RESULTS)
@@ -181,17 +186,16 @@ def main() -> None:
     size = min(arguments.prompts, len(rest) // arguments.nights)
     with TemporaryDirectory() as name:
         folder = Path(name)
-        site = Site(folder, pair / "verifier", arguments.tokens)
+        site = Site(folder, pair / "verifier", arguments.tokens, arguments.group_size)
         nights = [
             written(folder / f"night-{n}.parquet", rest[n * size : (n + 1) * size])
             for n in range(arguments.nights)
         ]
-        told = teach(site, folder, str(pair / "draft"), nights)
-        last = f"after-night-{arguments.nights}" if told[-1].is_better else None
-        drafts = list(dict.fromkeys([*(night.proposer for night in told), *filter(None, [last])]))
+        told = teach(site, str(pair / "draft"), nights, arguments.steps)
+        drafts = list(dict.fromkeys([str(pair / "draft"), *(night.proposer for night in told)]))
         held = written(folder / "held-out.parquet", held_out)
         replays = [
-            site.replay(held, str(pair / "draft") if draft == "draft" else draft, sequences)
+            site.replay(held, draft, sequences)
             for _ in range(arguments.rounds)
             for sequences in (1, 8)
             for draft in drafts

@@ -19,6 +19,7 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
                 "vllm-run-batch",
                 "proposer",
                 "train",
+                "nights-that-teach",
                 "look-at-jobs",
                 "report",
                 "notifications",
