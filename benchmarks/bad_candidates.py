@@ -101,9 +101,7 @@ def stopped(site: Site, draft: Path, bad: Path, night: Path, sample: str) -> Sto
     site.run("specbatch", "models", "promote", f"{MODEL}:1", *scope, "--reason", "the first one")
     site.run("specbatch", "models", "add", MODEL, bad)
     trying = ("--verifier", site.verifier, "--job", sample, "--json")
-    code, printed = site.run(
-        "specbatch", "models", "try", MODEL, *trying, allowed=(0, CANNOT_PAY)
-    )
+    code, printed = site.run("specbatch", "models", "try", MODEL, *trying, allowed=(0, CANNOT_PAY))
     begin = ("rollout", "start", MODEL, *scope, "--steps", STEPS, "--reason", "a bad one")
     site.run("specbatch", *begin)
     done = site.job(name, night, str(draft))

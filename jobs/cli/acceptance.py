@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
@@ -13,11 +12,11 @@ from rich.table import Table
 from specbatch.jobs.cli.console import say, say_json, show_whole
 from specbatch.jobs.cli.stores import found_settings
 from specbatch.pipeline.bootstrap import make_store
+from specbatch.pipeline.observe.units import date_of
 from specbatch.pipeline.policy.slow_fall import THRESHOLD, SlowFall, by_series, slow_fall
 from specbatch.schemas.fingerprint import shown
 from specbatch.schemas.speculation import AcceptanceDay
 
-_DAY_SEC = 86_400.0
 _NO_TAG = "(no tag)"
 
 
@@ -65,7 +64,7 @@ def _table(told: list[tuple[list[AcceptanceDay], SlowFall | None]]) -> Table:
                 else (f"{fall.reference:.1%}", f"{rate / fall.reference:.0%}")
             )
             table.add_row(
-                *(_who(one), one.tag or _NO_TAG, _date(one.day)),
+                *(_who(one), one.tag or _NO_TAG, date_of(one.day)),
                 *(f"{one.tested:,.0f}", f"{rate:.1%}", *figures),
             )
     return table
@@ -77,7 +76,7 @@ def _sentence(newest: AcceptanceDay, fall: SlowFall | None) -> str:
         return (
             f"{of}: no baseline yet: it takes ten nights of 200 tokens in three weeks, then three"
         )
-    nights = f"the nights from {_date(fall.first_day)} to {_date(fall.last_day)}"
+    nights = f"the nights from {date_of(fall.first_day)} to {date_of(fall.last_day)}"
     word = "falls slowly" if fall.falls else "no slow fall"
     score = f"score {fall.score:.1f}, a fall from {THRESHOLD:g} on"
     return f"{of}: {word} ({score}); the baseline is {nights}"
@@ -94,7 +93,7 @@ def _as_json(days: list[AcceptanceDay], fall: SlowFall | None) -> dict[str, Any]
         "tag": days[-1].tag,
         "nights": [
             {
-                "day": _date(one.day),
+                "day": date_of(one.day),
                 "tested": one.tested,
                 "acceptance": one.agreed / one.tested,
                 "superseded": one.superseded,
@@ -105,12 +104,8 @@ def _as_json(days: list[AcceptanceDay], fall: SlowFall | None) -> dict[str, Any]
         if fall is None
         else {
             **asdict(fall),
-            "first_day": _date(fall.first_day),
-            "last_day": _date(fall.last_day),
+            "first_day": date_of(fall.first_day),
+            "last_day": date_of(fall.last_day),
             "falls": fall.falls,
         },
     }
-
-
-def _date(day: int) -> str:
-    return datetime.fromtimestamp(day * _DAY_SEC, UTC).date().isoformat()

@@ -108,3 +108,8 @@ def version_here() -> str:
         return version("specbatch")
     except PackageNotFoundError:  # a checkout on the path
         return "unknown"
+
+
+def date_of(day: int) -> str:
+    """`2026-01-31`, of days since the epoch."""
+    return datetime.fromtimestamp(day * 86_400, UTC).date().isoformat()

@@ -13,13 +13,14 @@ from typing import Any
 
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.observe.report.counts import Fill, Tally, Timeline, spread
-from specbatch.pipeline.observe.report.facts import CostPart, Facts, Quarantined, ShownRow
+from specbatch.pipeline.observe.report.facts import CostPart, Facts, Night, Quarantined, ShownRow
 from specbatch.pipeline.observe.terminal.progress import resume_command
-from specbatch.pipeline.observe.units import plural, version_here
+from specbatch.pipeline.observe.units import date_of, plural, version_here
 from specbatch.pipeline.operations.report_texts import Texts
 from specbatch.pipeline.policy.costs.job_costs import JobCost, line_of
 from specbatch.pipeline.policy.costs.savings import drafted
 from specbatch.schemas.backlog import is_interrupted
+from specbatch.schemas.fingerprint import shown
 from specbatch.schemas.job_figures import RowFigures
 from specbatch.schemas.masking import masked
 from specbatch.schemas.provenance import TimeKind
@@ -30,6 +31,7 @@ from specbatch.schemas.timekeeping import SessionRow
 EXAMPLES = 5  # of each reason for quarantine
 MOST_FAILED = 20  # rows or groups that are listed one by one
 MOST_CODES = 50
+MOST_NIGHTS = 60
 EVERY = 500  # completions between two progress reports
 
 OnProgress = Callable[[int, int], None]
@@ -106,6 +108,7 @@ def gather(
         tags_left_out=tags_left_out,
         by_source=by_source,
         over_time=timeline.moments(),
+        nights=_nights(store, job),
         depths=tally.depths(),
         positions=tally.positions(),
         fill=tally.fill.bars(),
@@ -126,6 +129,22 @@ def gather(
         versions=_versions(store, job, texts.templates()),
         devices=_devices(store.sessions(job.job_id)),
         samples=shown,
+    )
+
+
+def _nights(store: Store, job: JobRow) -> tuple[Night, ...]:
+    """The newest ones, rows of all tags together."""
+    found: dict[tuple[int, str], list[float]] = {}
+    for one in store.acceptance_days(job.tenant, job.name):
+        if one.fingerprint and one.tested:
+            sums = found.setdefault((one.day, one.fingerprint), [0.0, 0.0])
+            sums[0] += one.tested
+            sums[1] += one.agreed
+    labels = {model.fingerprint: model.label for model in store.models()}
+    newest = sorted(found.items(), key=lambda item: item[0][0])[-MOST_NIGHTS:]
+    return tuple(
+        Night(date_of(day), labels.get(fingerprint, shown(fingerprint)), *sums)
+        for (day, fingerprint), sums in newest
     )
 
 

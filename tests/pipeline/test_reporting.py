@@ -24,8 +24,9 @@ from specbatch.schemas.errors import JobNotFoundError, MissingExtraError, StoreE
 from specbatch.schemas.privacy import NOT_KEPT, PrivacyMode
 from specbatch.schemas.provenance import NO_PROVENANCE, TICKS_PER_SEC, Ticks
 from specbatch.schemas.records import JobState, RejectedRow, Stage
+from specbatch.schemas.registry import NewModel
 from specbatch.schemas.settings import Settings
-from specbatch.schemas.speculation import Decision, DecisionAction
+from specbatch.schemas.speculation import AcceptanceCount, Decision, DecisionAction
 from specbatch.schemas.timekeeping import Device, NewSession, Spent
 from support import demo
 from support.databases import sqlite_store
@@ -197,6 +198,25 @@ def test_a_job_without_speculation_has_nothing_of_drafts(store: Store) -> None:
     assert "Nothing was drafted, so there is nothing that speculation saved or lost." in page.text
     assert not {"Acceptance", "Depth", "Decisions"} & set(sections(page))
     assert "Batches and waiting" in sections(page)
+
+
+def test_nights_of_draft_models_are_drawn_and_said_by_their_names() -> None:
+    clock = Clock()
+    store = sqlite_store(clock=clock)
+    whole_job(store)
+    job = store.get_job(JOB)
+    store.add_model(NewModel("aa" * 32, "docs", "/models/aa"))
+    for fingerprint, agreed in (("aa" * 32, 50.0), ("bb" * 32, 75.0)):
+        counts = [AcceptanceCount("draft-model:1", tag, agreed, 100.0, fingerprint) for tag in "xy"]
+        store.learn_acceptance(job.tenant, job.name, [*counts, AcceptanceCount("ngram", "x", 1, 2)])
+        clock.advance(86_400.0)
+    night, other = gather(store, Settings(workspace="work"), JOB, samples=0, made_at=1.0).nights
+    assert (night.model, night.tested, night.rate) == ("docs:1", 200.0, 0.5)
+    assert (other.model, other.rate) == ("bbbbbbbbbbbb", 0.75)
+    assert night.day < other.day
+    said = report(store).text
+    assert "Draft models by night" in said
+    assert "bbbbbbbbbbbb drafts" in said
 
 
 def test_one_control_step_gives_no_interval(store: Store) -> None:

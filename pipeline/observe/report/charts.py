@@ -204,6 +204,23 @@ def acceptance_over_time(facts: Facts) -> Chart:
     )  # fmt: skip
 
 
+def acceptance_by_night(facts: Facts) -> Chart:
+    """Of draft models; a line where another one drafts."""
+    nights = facts.nights
+    axes = Axes(1.0, lambda y: percent(y, 0), FULL, 190)
+    last = len(nights) - 1
+    marks = []
+    for number in range(1, len(nights)):
+        if nights[number].model != nights[number - 1].model:
+            x, _ = axes.at((number - 0.5) / last, 0)
+            said = f"{nights[number].model} drafts"
+            marks.append(_line(x, _TOP - 6, x, _TOP + axes.plot, "mark on", said))
+    return line(
+        axes, [(number / last, night.rate) for number, night in enumerate(nights)],
+        [night.day for night in nights], "night, UTC", "acceptance of draft models by night", marks,
+    )  # fmt: skip
+
+
 def depth_over_time(facts: Facts) -> Chart:
     moments, (first, span) = facts.over_time, _span(facts.over_time)
     top = nice_top(max(m.depth or 0.0 for m in moments))

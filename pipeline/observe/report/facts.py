@@ -125,6 +125,20 @@ class ShownRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Night:
+    """What jobs of this name found of one draft model on one day."""
+
+    day: str  # in UTC
+    model: str  # in the registry, or the beginning of its fingerprint
+    tested: float
+    accepted: float
+
+    @property
+    def rate(self) -> float:
+        return self.accepted / self.tested
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """One job's report."""
 
@@ -146,6 +160,7 @@ class Facts:
     tags_left_out: int
     by_source: tuple[Drafts, ...]
     over_time: tuple[Moment, ...]
+    nights: tuple[Night, ...]  # of draft models, those of this job among them; oldest first
     depths: tuple[Bar, ...]  # passes by draft tokens
     positions: tuple[Drafts, ...]  # by position in the draft, from 1
     fill: tuple[Bar, ...]  # passes by sequences of this job in them
