@@ -31,12 +31,13 @@ class StepFigures:
 class ScheduleRuns:
     """Results of a schedule's runs."""
 
-    last_success_at: float | None = None  # when one was submitted last, seconds since the epoch
+    last_success_at: float | None = None  # when one was submitted or done last, in seconds since
+    # the epoch
     missed: int = 0  # lately
-    failed: int = 0  # lately: their jobs ended as failed …
+    failed: int = 0  # lately: they, or their jobs, ended as failed …
     partial: int = 0  # … or with an output that lacks rows …
     late: int = 0  # … or were stopped by their deadline
-    duration_sec: float | None = None  # of the job that ended last, from its submission
+    duration_sec: float | None = None  # of what ended last; of a job from its submission
 
 
 @dataclass(frozen=True, slots=True)

@@ -462,6 +462,8 @@ class ScheduleRun(Base):
     job_id: Mapped[str | None]  # no key of `jobs`: the time was had, whatever becomes of the job
     noted_at: Mapped[float]
     reason: Mapped[str | None] = mapped_column(AnyText)
+    attempts: Mapped[int] = mapped_column(server_default="0")
+    started_at: Mapped[float | None]
 
 
 class DraftSwitch(Base):

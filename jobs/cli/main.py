@@ -47,8 +47,7 @@ SENTENCES = {
     "more often.",
     "worker": "Run a worker. `verify` needs --verifier, `propose` needs --proposer; each may "
     "have both.",
-    "scheduler": "Submit the jobs of schedule files when their times come. Several may run at "
-    "once.",
+    "scheduler": "Run what schedule files say when its time comes. Several may run at once.",
     "schedules": "List schedules: when each is due next, and the result of its last run.",
     "top": "Watch workers, queues and jobs until Ctrl-C. Prints once if stdout is not a terminal.",
     "demo": "Run a small job twice on this machine, the second time with the first run's outputs "

@@ -598,6 +598,17 @@ class Store(Protocol):
         If there are any, rows of `then` replace queued ones, and are returned as well.
         """
 
+    def claim_schedule_run(self, run: ScheduleRun) -> ScheduleRun | None:
+        """Begin an attempt at a queued time, or at one whose attempt was not heard of for
+        `RUN_LEASE_SEC`. None: it is not to be had.
+        """
+
+    def hold_schedule_run(self, run: ScheduleRun) -> bool:
+        """Write state and reason of the attempt that `run.started_at` names, and that it lives.
+
+        False, and nothing is written: it is not this attempt's any more.
+        """
+
     def schedule_runs(
         self,
         name: str | None = None,

@@ -41,7 +41,7 @@ from specbatch.schemas.records import (
     JobState,
     Stage,
 )
-from specbatch.schemas.schedules import LOST, PAUSED, RunState
+from specbatch.schemas.schedules import HAD, LOST, PAUSED, RunState
 from specbatch.schemas.tables import (
     Completion,
     Group,
@@ -190,7 +190,7 @@ def _schedules(conn: Connection, at: float) -> dict[str, ScheduleRuns]:
     """One row a run: a few thousand in all. Lost ones are found by their time."""
     submitted = (
         select(ScheduleRun.schedule, func.max(ScheduleRun.noted_at))
-        .where(ScheduleRun.state == RunState.SUBMITTED.value)
+        .where(ScheduleRun.state.in_([state.value for state in HAD]))
         .where(ScheduleRun.noted_at >= at - SUCCESS_SEC)
         .group_by(ScheduleRun.schedule)
     )
@@ -198,7 +198,16 @@ def _schedules(conn: Connection, at: float) -> dict[str, ScheduleRuns]:
         select(ScheduleRun.schedule, func.count())
         .where(ScheduleRun.logical_at >= at - MISSED_SEC)
         .where(ScheduleRun.state.in_([state.value for state in LOST]))
+        .where(ScheduleRun.attempts == 0)
         .group_by(ScheduleRun.schedule)
+    )
+    here = (
+        select(
+            ScheduleRun.schedule, ScheduleRun.state, ScheduleRun.noted_at, ScheduleRun.started_at
+        )
+        .where(ScheduleRun.noted_at >= at - MISSED_SEC, ScheduleRun.attempts > 0)
+        .where(ScheduleRun.state.in_([RunState.DONE.value, RunState.FAILED.value]))
+        .order_by(ScheduleRun.noted_at)
     )
     ended = (
         select(
@@ -231,7 +240,12 @@ def _schedules(conn: Connection, at: float) -> dict[str, ScheduleRuns]:
             took[run.schedule] = run.finished_at - run.created_at
         is_late = run.state == JobState.CANCELLED.value and run.is_late
         bad[run.schedule, "late" if is_late else run.state] += 1
-    names = {*last, *missed, *took, *(known.keys() - paused)}
+    for run in conn.execute(here):
+        if run.state == RunState.DONE.value:
+            took[run.schedule] = run.noted_at - run.started_at
+        else:
+            bad[run.schedule, JobState.FAILED.value] += 1
+    names = {*last, *missed, *took, *(name for name, _ in bad), *(known.keys() - paused)}
     return {
         name: ScheduleRuns(
             last.get(name),
