@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 
 class RunState(StrEnum):
@@ -38,6 +40,7 @@ class ScheduleRun:
     noted_at: float = 0.0  # by the store's clock, which sets it
     attempts: int = 0  # that were begun, of kinds other than `job`
     started_at: float | None = None  # the newest of them; its writes name it
+    found: Mapping[str, Any] | None = None  # figures of a run, for metrics
 
 
 def in_order(run: ScheduleRun) -> tuple[str, float]:

@@ -140,7 +140,7 @@ RIGHTS: Mapping[str, Rights] = {
             ),
             "groups": (*_OF_A_LEASE, "cut_wanted"),
             "schedule_runs": (
-                *("state", "job_id", "noted_at", "reason", "attempts", "started_at"),
+                *("state", "job_id", "noted_at", "reason", "attempts", "started_at", "found"),
             ),
             "acceptance_days": ("superseded",),
             "draft_switches": ("on_at", "on_by"),

@@ -464,6 +464,7 @@ class ScheduleRun(Base):
     reason: Mapped[str | None] = mapped_column(AnyText)
     attempts: Mapped[int] = mapped_column(server_default="0")
     started_at: Mapped[float | None]
+    found: Mapped[dict[str, Any] | None]  # figures of a run, for metrics
 
 
 class DraftSwitch(Base):

@@ -92,7 +92,8 @@ def _ended(settings: Settings, store: Store, attempt: Attempt) -> ScheduleRun:
     except Exception as error:  # a bug in one kind must not stop the others
         log.exception("schedule %s", run.schedule)
         return _failed_for_now(run, f"{type(error).__name__}: {first_line(error)}")
-    return replace(run, state=RunState.DONE if said.is_well else RunState.FAILED, reason=said.said)
+    state = RunState.DONE if said.is_well else RunState.FAILED
+    return replace(run, state=state, reason=said.said, found=said.found)
 
 
 def _failed_for_now(run: ScheduleRun, why: str) -> ScheduleRun:

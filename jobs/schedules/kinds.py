@@ -6,6 +6,8 @@ scheduler reads this table and runs nothing.
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,8 +15,12 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.schemas.figures import SLOW_FALLS, SPEND
 from specbatch.schemas.settings import Settings
 
+log = logging.getLogger(__name__)
+
+MOST_NAMED = 5  # in a sentence
 JOB = "job"  # the kind that is submitted, and done by workers
 
 
@@ -23,6 +29,7 @@ class Outcome(NamedTuple):
 
     said: str
     is_well: bool = True  # False: the time counts as failed, and is not tried again
+    found: Mapping[str, Any] | None = None  # figures for metrics, if it is well
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,74 @@ def purge(options: PurgeOptions, settings: Settings, store: Store, _logical_at: 
     return Outcome(*purge_due(settings, store, options.tenant, options.output))
 
 
+def drift(_options: Options, _settings: Settings, store: Store, _logical_at: float) -> Outcome:
+    """Which acceptance falls slowly, of all tenants; the metric and its alert tell of the newest
+    run."""
+    falls = store.slow_falls()
+    names = sorted(
+        {f"{name or 'jobs without a name'} ({by})" for (name, by), of in falls.items() if of}
+    )
+    said = f"of {len(falls):,} acceptances {len(names):,} fall slowly"
+    said += f": {', '.join(names[:MOST_NAMED])}" if names else ""
+    return Outcome(
+        said, found={SLOW_FALLS: [[*key, of] for key, of in sorted(falls.items(), key=str)]}
+    )
+
+
+class AuditOptions(Options):
+    tenant: str | None = Field(default=None, description="only this tenant's jobs")
+    days: float = Field(default=1.0, gt=0, description="jobs that ended in so many last days")
+    jobs: int = Field(default=3, ge=1, description="at most so many of them")
+    sample: float = Field(default=0.02, ge=0, le=1, description="share of completions to replay")
+
+
+def audit(options: AuditOptions, settings: Settings, store: Store, logical_at: float) -> Outcome:
+    """Some of last nights' jobs, others every time. What it finds fails the time."""
+    from specbatch.pipeline.operations.nightly_audit import audit_some
+    from specbatch.pipeline.operations.tools import make_auditor
+
+    sec, seed = options.days * 86_400.0, int(logical_at)
+    auditor = make_auditor(settings, store)
+    found = audit_some(auditor, sec, options.jobs, options.sample, seed, options.tenant)
+    return Outcome(found.sentence, not (found.bad or found.not_replayed))
+
+
+class MismatchOptions(Options):
+    tenant: str = Field(default="default", description="whose jobs")
+    days: float = Field(default=7.0, gt=0, description="jobs that ended in so many last days")
+    top: int = Field(default=20, ge=1, description="how many of each are logged")
+
+
+def mismatches(
+    options: MismatchOptions, _settings: Settings, store: Store, _logical_at: float
+) -> Outcome:
+    """What was refused most goes to the log; the row says how much it was."""
+    from specbatch.pipeline.operations.mismatches import mismatches as find
+
+    found = find(store, options.tenant, options.days, options.top)
+    for one in (*found.tokens, *found.tags):
+        log.info("%s", one)
+    return Outcome(found.sentence)
+
+
+class SpendOptions(Options):
+    limit_usd: float | None = Field(default=None, ge=0, description="dollars a month may cost")
+
+
+def spend(options: SpendOptions, _settings: Settings, store: Store, _logical_at: float) -> Outcome:
+    """This month's spend; the metric and its alert tell of the newest run."""
+    from specbatch.pipeline.operations.spending import sentence, spend_of
+
+    found = spend_of(store, time.time(), options.limit_usd)
+    usd = {"to_date": found.to_date_usd, "forecast": found.forecast_usd, "limit": found.limit_usd}
+    known = {name: value for name, value in usd.items() if value is not None}
+    return Outcome(sentence(found), found={SPEND: known})
+
+
 KINDS: Mapping[str, Kind] = {
+    "audit": Kind(AuditOptions, audit),
+    "drift": Kind(Options, drift),
+    "mismatches": Kind(MismatchOptions, mismatches),
     "purge": Kind(PurgeOptions, purge),
+    "spend": Kind(SpendOptions, spend),
 }

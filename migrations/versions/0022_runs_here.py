@@ -1,6 +1,6 @@
-"""Schedules run more than jobs: attempts at a time, and when the newest one began.
+"""Schedules run more than jobs: attempts at a time, when the newest began, what it found.
 
-Revision 0022. Taking it back loses both.
+Revision 0022. Taking it back loses these.
 """
 
 import sqlalchemy as sa
@@ -17,10 +17,12 @@ def upgrade() -> None:
     with op.batch_alter_table("schedule_runs") as table:
         table.add_column(sa.Column("attempts", sa.Integer(), nullable=False, server_default="0"))
         table.add_column(sa.Column("started_at", sa.Double(), nullable=True))
+        table.add_column(sa.Column("found", sa.JSON(none_as_null=True), nullable=True))
     on_postgres(granting())
 
 
 def downgrade() -> None:
     with op.batch_alter_table("schedule_runs") as table:
+        table.drop_column("found")
         table.drop_column("started_at")
         table.drop_column("attempts")

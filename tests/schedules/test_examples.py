@@ -19,6 +19,7 @@ from schedules.conftest import Site, at
 from specbatch.jobs.cli.main import app
 from specbatch.jobs.cli.submit_job import app as submit_job_app
 from specbatch.jobs.schedules.definition import ScheduleFields, built_in, load_folder, load_schedule
+from specbatch.jobs.schedules.kinds import JOB, KINDS
 from specbatch.schemas.schedules import RunState
 from specbatch.schemas.settings import Settings
 from support.tree import ROOT
@@ -29,7 +30,8 @@ UNITS = sorted(EXAMPLES.glob("*.service")) + sorted(EXAMPLES.glob("*.timer"))
 
 def test_the_schedule_files_are_right() -> None:
     schedules, problems = load_folder(EXAMPLES)
-    assert (problems, len(schedules)) == ([], 2)
+    assert (problems, len(schedules)) == ([], 7)
+    assert {one.fields.kind for one in schedules} == {JOB, *KINDS}
 
 
 def test_the_first_example_has_every_field_at_its_default_unless_it_says_otherwise() -> None:

@@ -69,7 +69,12 @@ def hold(conn: Connection, now: Now, run: ScheduleRun) -> bool:
         update(Table)
         .where(Table.schedule == run.schedule, Table.logical_at == run.logical_at)
         .where(Table.state == RunState.RUNNING.value, Table.started_at == run.started_at)
-        .values(state=run.state.value, reason=run.reason and masked(run.reason), noted_at=now)
+        .values(
+            state=run.state.value,
+            reason=run.reason and masked(run.reason),
+            found=run.found,
+            noted_at=now,
+        )
         .returning(Table.schedule)
     )
     return conn.execute(statement).first() is not None
