@@ -13,6 +13,10 @@ NOT_AUDITED = Correctness()
 # slowly on rows of some tag.
 SlowFalls = Mapping[tuple[str | None, str], bool]
 
+# What runs of schedules found, in `schedule_runs`, by kind.
+SLOW_FALLS = "slow_falls"
+SPEND = "spend"
+
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
@@ -31,12 +35,13 @@ class StepFigures:
 class ScheduleRuns:
     """Results of a schedule's runs."""
 
-    last_success_at: float | None = None  # when one was submitted last, seconds since the epoch
+    last_success_at: float | None = None  # when one was submitted or done last, in seconds since
+    # the epoch
     missed: int = 0  # lately
-    failed: int = 0  # lately: their jobs ended as failed …
+    failed: int = 0  # lately: they, or their jobs, ended as failed …
     partial: int = 0  # … or with an output that lacks rows …
     late: int = 0  # … or were stopped by their deadline
-    duration_sec: float | None = None  # of the job that ended last, from its submission
+    duration_sec: float | None = None  # of what ended last; of a job from its submission
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,4 +54,6 @@ class StoreFigures:
     draft_switches: Mapping[str, int] = field(default_factory=dict)  # by kind of scope
     at_risk: Mapping[str | None, int] = field(default_factory=dict)  # jobs that will miss their
     # deadline, by name; None: of those of which no texts are kept
-    slow_falls: SlowFalls = field(default_factory=dict)  # added by who reads them, more seldom
+    slow_falls: SlowFalls = field(default_factory=dict)  # of the newest run of `drift`
+    spend: Mapping[str, float] = field(default_factory=dict)  # of `spend`: `to_date`, `forecast`
+    # and `limit` in dollars, as far as there are any

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 
 from specbatch.schemas.registry import DeployScope
 
 DEFAULT_STEPS = (0.0, 0.01, 0.05, 0.25, 1.0)  # shares of groups; at 0 it drafts in shadow
+
+
+def shares_of(percents: Sequence[float]) -> tuple[float, ...]:
+    """Shares of groups, one after the other. Raises `ValueError` unless they rise to all groups."""
+    shares = tuple(percent / 100.0 for percent in percents)
+    rising = all(a < b for a, b in pairwise(shares))
+    if len(shares) < 2 or not rising or shares[0] < 0.0 or shares[-1] != 1.0:
+        raise ValueError("must be rising percentages that end with 100, such as 0,1,5,25,100")
+    return shares
 
 
 class Outcome(StrEnum):

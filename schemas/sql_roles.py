@@ -146,7 +146,9 @@ RIGHTS: Mapping[str, Rights] = {
                 *_LOG_HEAD,
             ),
             "groups": (*_OF_A_LEASE, "cut_wanted"),
-            "schedule_runs": ("state", "job_id", "noted_at", "reason"),
+            "schedule_runs": (
+                *("state", "job_id", "noted_at", "reason", "attempts", "started_at", "found"),
+            ),
             "acceptance_days": ("superseded",),
             "draft_switches": ("on_at", "on_by"),
             "models": ("retired_at", "retired_by"),

@@ -538,6 +538,9 @@ class ScheduleRun(Base):
     job_id: Mapped[str | None]  # no key of `jobs`: the time was had, whatever becomes of the job
     noted_at: Mapped[float]
     reason: Mapped[str | None] = mapped_column(AnyText)
+    attempts: Mapped[int] = mapped_column(server_default="0")
+    started_at: Mapped[float | None]
+    found: Mapped[dict[str, Any] | None]  # figures of a run, for metrics
 
 
 class DraftSwitch(Base):

@@ -110,7 +110,7 @@ def run_worker(
             trouble=app.consuming.trouble,
         )
         if exposure is not None:
-            exposure.watch(worker.store.figures, worker.store.slow_falls)
+            exposure.watch(worker.store.figures)
         register(app, worker, fatal)
         worker.start()
         if worker.refills is not None:

@@ -23,10 +23,10 @@ from specbatch.jobs.cli.console import (
 )
 from specbatch.jobs.cli.options import JobId
 from specbatch.pipeline.bootstrap import make_store
-from specbatch.pipeline.operations.audit import Auditor, ChainAudit, ReplayAudit, record_of
+from specbatch.pipeline.operations.audit import Auditor, ChainAudit, ReplayAudit, is_bad, record_of
 from specbatch.pipeline.operations.coverage import Covered
 from specbatch.pipeline.operations.tools import make_auditor
-from specbatch.schemas.audit import AuditRecord, Correctness, Finding, FindingKind
+from specbatch.schemas.audit import AuditRecord, Correctness, FindingKind
 from specbatch.schemas.errors import StoreError, UsageError
 
 FOUND = 3  # exit code
@@ -99,11 +99,6 @@ def share_of(text: str) -> float:
     if not 0 <= share <= 1:
         raise UsageError(f"--sample {text!r} is not a share: use 2%, or a number from 0 to 1")
     return share
-
-
-def is_bad(findings: Sequence[Finding], is_fast: bool) -> bool:
-    """Whether something is wrong. `exactness: fast` promises no bits, so near ties are as asked."""
-    return any(not (is_fast and f.kind is FindingKind.NEAR_TIE) for f in findings)
 
 
 def report_lines(chain: ChainAudit, replays: ReplayAudit, record: AuditRecord) -> Iterator[str]:

@@ -13,7 +13,7 @@ import typer
 from specbatch.jobs.cli.connect import load_settings
 from specbatch.jobs.cli.console import if_interrupted, say, say_json, stop_signals
 from specbatch.jobs.cli.options import Json
-from specbatch.jobs.cli.rollout import DEFAULT_PERCENTS, shares_of
+from specbatch.jobs.cli.rollout import DEFAULT_PERCENTS, shares_in
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.schemas.extras import require_engine_extra
 from specbatch.schemas.spec import model_ref
@@ -72,7 +72,7 @@ def learn(
     from specbatch.pipeline.learning.nightly import Lesson, learn
 
     lesson = Lesson(
-        *(name, model_ref(verifier, Path.cwd()), folder, tenant, job, shares_of(steps)),
+        *(name, model_ref(verifier, Path.cwd()), folder, tenant, job, shares_in(steps)),
         held_out=held_out,
         parameters=Parameters(epochs=epochs, device=device or settings.device),
     )

@@ -26,8 +26,12 @@ SENTENCES = {
     "logs": "Print what workers logged about a job.",
     "cost": "Show where seconds and dollars went, what tokens and documents cost, and what was "
     "saved.",
+    "spend": "Show what devices cost this month and will have cost at its end; exit with 3 above a "
+    "limit.",
     "acceptance": "Show how many drafts a job's nights accepted, by proposer and tag, and what "
     "falls slowly.",
+    "mismatches": "Show which draft tokens verifiers refused most, and on rows of which tags or "
+    "languages.",
     "report": "Write a job's report: one HTML file with its costs, figures, decisions and some "
     "outputs.",
     "cancel": "Ask a job to stop: finished rows are kept, the others left beside the output as a "
@@ -51,8 +55,7 @@ SENTENCES = {
     "it is better.",
     "worker": "Run a worker. `verify` needs --verifier, `propose` needs --proposer; each may "
     "have both.",
-    "scheduler": "Submit the jobs of schedule files when their times come. Several may run at "
-    "once.",
+    "scheduler": "Run what schedule files say when its time comes. Several may run at once.",
     "schedules": "List schedules: when each is due next, and the result of its last run.",
     "top": "Watch workers, queues and jobs until Ctrl-C. Prints once if stdout is not a terminal.",
     "demo": "Run a small job twice on this machine, the second time with the first run's outputs "

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from enum import StrEnum
-from itertools import pairwise
 from typing import Annotated
 
 import typer
@@ -22,7 +21,7 @@ from specbatch.pipeline.policy.rollout import Ratio, accepted_in_shadow, accepte
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.fingerprint import shown
 from specbatch.schemas.registry import DeployScope
-from specbatch.schemas.rollouts import DEFAULT_STEPS, Observed, Outcome, Rollout
+from specbatch.schemas.rollouts import DEFAULT_STEPS, Observed, Outcome, Rollout, shares_of
 
 DEFAULT_PERCENTS = ",".join(f"{100 * share:g}" for share in DEFAULT_STEPS)
 
@@ -86,11 +85,11 @@ def rollout(
     """Try a candidate draft model on a growing share of groups, and promote it if it earns more.
 
     Chance draws the groups. A candidate that earns less accepted tokens per unit of cost ends at
-    once; one that earns more drafts for all groups and is promoted by the scheduler, or by
-    `specbatch rollout settle`. Outputs do not change.
+    once; one that earns more drafts for all groups, and the next `specbatch learn`, local job or
+    `specbatch rollout settle` promotes it. Outputs do not change.
     """
     scope = DeployScope(tenant.strip(), job.strip(), tag.strip())
-    shares = shares_of(steps)
+    shares = shares_in(steps)
     _check(action, what, scope, reason, steps, history, json)
     with closing(make_store(load_settings())) as store:
         if action is Action.LIST:
@@ -108,19 +107,15 @@ def rollout(
             _settle(store)
 
 
-def shares_of(steps: str) -> tuple[float, ...]:
-    """Raises `UsageError` unless they rise to all groups."""
+def shares_in(steps: str) -> tuple[float, ...]:
+    """Of `0,1,25,100`. Raises `UsageError`."""
     try:
-        shares = tuple(float(step) / 100.0 for step in steps.split(","))
+        return shares_of([float(step) for step in steps.split(",")])
     except ValueError:
-        shares = ()
-    rising = all(a < b for a, b in pairwise(shares))
-    if len(shares) < 2 or not rising or shares[0] < 0.0 or shares[-1] != 1.0:
         raise UsageError(
             f"--steps {steps!r} must be rising percentages that end with 100, such as "
             f"{DEFAULT_PERCENTS}"
-        )
-    return shares
+        ) from None
 
 
 def _check(

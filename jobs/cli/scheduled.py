@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from contextlib import closing
 from datetime import date, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from specbatch.jobs.cli.connect import check_broker_url, client
 from specbatch.jobs.cli.console import complain, remark, say, say_json
 from specbatch.jobs.cli.outcome import finish
 from specbatch.jobs.cli.remote import follow
+from specbatch.jobs.schedules.attempt import carry_out
 from specbatch.jobs.schedules.definition import Schedule, load_schedule
 from specbatch.jobs.schedules.ticker import Ticker
 from specbatch.pipeline.bootstrap import make_store
@@ -37,12 +39,13 @@ def submit_scheduled(
     timeout_sec: float | None,
     json: bool,
 ) -> None:
-    """Submit what is due, or one time that is named; with `wait`, follow the last job."""
+    """Submit or run what is due, or one time that is named; with `wait`, follow the last job."""
     schedule = load_schedule(file)
     at = None if logical_time is None else time_of(schedule, logical_time)
     check_broker_url(settings)  # it may be away: workers find the job in the store
     with closing(make_store(settings)) as store, client(settings) as c:
-        ticker = Ticker(store, c, time.time, check_scheduled)
+        here = partial(carry_out, settings, store)
+        ticker = Ticker(store, c, time.time, check_scheduled, here)
         if at is not None:
             runs = ticker.run_at(schedule, at)
         else:  # who is started by a timer the first time comes a little late

@@ -12,6 +12,7 @@ from specbatch.jobs.cli.checks import check_scheduled
 from specbatch.jobs.cli.connect import check_broker_url, client, load_settings
 from specbatch.jobs.cli.console import remark
 from specbatch.jobs.cli.options import SchedulesFolder
+from specbatch.jobs.cli.schedule_process import Processes
 from specbatch.jobs.schedules.definition import Folder
 from specbatch.jobs.schedules.ticker import Ticker
 from specbatch.pipeline.bootstrap import make_store
@@ -19,7 +20,7 @@ from specbatch.schemas.masking import mask_url
 
 
 def scheduler(folder: SchedulesFolder = None) -> None:
-    """Submit the jobs of schedule files when their times come. Several may run at once.
+    """Run what schedule files say when its time comes. Several may run at once.
 
     Files may be changed, added and removed meanwhile.
     """
@@ -36,7 +37,11 @@ def scheduler(folder: SchedulesFolder = None) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C
     from specbatch.jobs.schedules.beat import run_beat
 
-    with closing(make_store(settings)) as store, client(settings) as c:
-        ticker = Ticker(store, c, time.time, check_scheduled)
+    with (
+        closing(make_store(settings)) as store,
+        client(settings) as c,
+        closing(Processes(settings)) as processes,
+    ):
+        ticker = Ticker(store, c, time.time, check_scheduled, processes.start)
         run_beat(app, files, ticker)
     remark("scheduler ended")

@@ -1,6 +1,6 @@
-"""Schedule files: a job spec, when to submit it, and what to do with times that were missed.
+"""Schedule files: what to run, when, and what to do with times that were missed.
 
-`{{ variable }}` in a text of the spec becomes its value; nothing is ever executed.
+`{{ variable }}` in a text of it becomes its value; nothing is ever executed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo
 
 from pydantic import (
@@ -23,13 +23,16 @@ from pydantic import (
     StrictInt,
     StrictStr,
     ValidationError,
+    ValidationInfo,
     field_validator,
 )
 
 from specbatch.jobs.schedules.cron import CronTimes
+from specbatch.jobs.schedules.kinds import JOB, KINDS
 from specbatch.pipeline.operations.spec_input import read_spec_file, resolved_spec
 from specbatch.schemas.errors import SpecError, UsageError
 from specbatch.schemas.field_errors import explain
+from specbatch.schemas.notifications import NAME_PATTERN
 from specbatch.schemas.schedules import PAUSED
 from specbatch.schemas.spec import JobSpec
 
@@ -140,7 +143,35 @@ class ScheduleFields(BaseModel):
     )
     paused: bool = Field(default=False, description="true: times pass without runs")
     variables: dict[str, StrictStr | StrictInt | StrictFloat | StrictBool] = {}
-    job: dict[str, Any] = Field(description="the job spec, with {{ variables }} in its texts")
+    kind: str = Field(default=JOB, description="what is run: a job, or upkeep")
+    job: dict[str, Any] = Field(
+        default={}, description="the job spec, with {{ variables }} in its texts"
+    )
+    options: dict[str, Any] = Field(default={}, description="of another kind than `job`")
+    notify: tuple[Annotated[str, Field(pattern=NAME_PATTERN)], ...] = Field(
+        default=(), description="of another kind than `job`: targets that hear how runs end"
+    )
+
+    @field_validator("kind")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value not in (JOB, *KINDS):
+            raise ValueError(f"must be one of {', '.join((JOB, *KINDS))}")
+        return value
+
+    @field_validator("job")
+    @classmethod
+    def _of_jobs(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        if value and info.data.get("kind", JOB) != JOB:
+            raise ValueError(f"goes with `kind: {JOB}` alone; {info.data['kind']} has `options`")
+        return value
+
+    @field_validator("options", "notify")
+    @classmethod
+    def _of_other_kinds(cls, value: Any, info: ValidationInfo) -> Any:
+        if value and info.data.get("kind", JOB) == JOB:
+            raise ValueError(f"goes with another kind than `{JOB}`, which has a spec: `job`")
+        return value
 
     @field_validator("variables")
     @classmethod
@@ -169,20 +200,39 @@ class Schedule:
             return PAUSED
         return f"{' '.join(self.fields.cron.split())} in {self.fields.time_zone}"
 
+    @property
+    def is_job(self) -> bool:
+        return self.fields.kind == JOB
+
     def spec_at(self, logical_at: float) -> JobSpec:
         """The job of one time. Raises `SpecError` naming the file and the field."""
         try:
-            fixed = built_in(self.name, self.times.local(logical_at))
-            own = filled(self.fields.variables, fixed, "variables")
-            values = filled(self.fields.job, {**fixed, **own}, "job")
+            values = self._filled(self.fields.job, "job", logical_at)
             values.setdefault("name", self.name)
             return resolved_spec(values, self.file.absolute().parent)
         except SpecError as error:
             raise SpecError(f"schedule file {self.file}: {error}") from None
 
+    def options_at(self, logical_at: float) -> dict[str, Any]:
+        """The options of one time of another kind, checked. Raises `SpecError` as `spec_at`."""
+        model = KINDS[self.fields.kind].options
+        try:
+            values = self._filled(self.fields.options, "options", logical_at)
+            return model.model_validate(values).model_dump(mode="json")
+        except ValidationError as error:
+            problem = f"options of kind {self.fields.kind}: {explain(error.errors(), model)}"
+        except SpecError as error:
+            problem = str(error)
+        raise SpecError(f"schedule file {self.file}: {problem}")
+
+    def _filled(self, values: dict[str, Any], where: str, logical_at: float) -> dict[str, Any]:
+        fixed = built_in(self.name, self.times.local(logical_at))
+        own = filled(self.fields.variables, fixed, "variables")
+        return dict(filled(values, {**fixed, **own}, where))
+
 
 def load_schedule(file: Path) -> Schedule:
-    """Read and check a schedule file and its job. Raises `SpecError` with one sentence."""
+    """Read and check a schedule file and what it runs. Raises `SpecError` with one sentence."""
     values = read_spec_file(file, "schedule file", "cron and job")
     try:
         fields = ScheduleFields.model_validate(values)
@@ -198,7 +248,12 @@ def load_schedule(file: Path) -> Schedule:
             file, "schedule", lambda: ScheduleFields.model_validate({**values, "schedule": name})
         )
     made = Schedule(name, file, fields, times)
-    made.spec_at(_EXAMPLE_TIME)
+    if not made.is_job:
+        made.options_at(_EXAMPLE_TIME)
+    elif not fields.job:
+        raise SpecError(f"schedule file {file}: field `job` is required")
+    else:
+        made.spec_at(_EXAMPLE_TIME)
     return made
 
 

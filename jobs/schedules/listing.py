@@ -10,7 +10,7 @@ from specbatch.jobs.schedules.definition import Schedule
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.errors import JobNotFoundError
 from specbatch.schemas.records import JobState
-from specbatch.schemas.schedules import LOST, RunState, ScheduleRun
+from specbatch.schemas.schedules import HAD, LOST, RunState, ScheduleRun
 
 _LOOKED_BACK = 1000  # rows of a schedule
 
@@ -24,12 +24,12 @@ class Standing:
     last: ScheduleRun | None  # the newest time that has a row
     job_state: JobState | None  # of its job
     waiting: int  # times that are queued
-    lost: int  # times missed, or not submitted, since one was last submitted
+    lost: int  # times missed or failed since one last went through
     overdue_since: float | None  # a due time that no scheduler has handled
 
     @property
     def is_well(self) -> bool:
-        """Whether the newest time ran and none was missed since the last submission."""
+        """Whether the newest time ran and none was missed since one last went through."""
         return not self.lost and self.overdue_since is None
 
     @property
@@ -58,6 +58,7 @@ class Standing:
         return {
             "schedule": self.schedule.name,
             "file": str(self.schedule.file),
+            "kind": self.schedule.fields.kind,
             "cron": self.schedule.fields.cron,
             "time_zone": self.schedule.fields.time_zone,
             "paused": self.schedule.fields.paused,
@@ -90,7 +91,7 @@ def standing(schedule: Schedule, store: Store, now: float) -> Standing:
     last = rows[0] if rows else None
     lost = 0
     for row in rows:
-        if row.state is RunState.SUBMITTED:
+        if row.state in HAD:
             break
         lost += row.state in LOST
     return Standing(

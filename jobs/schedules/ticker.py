@@ -5,6 +5,9 @@
 2) the oldest queued time is submitted when no older run is open, with a key made of the
    schedule and the time: the store makes one job of it, however often that is tried
 3) the row then says submitted, and names the job
+
+A time of another kind than `job` is claimed instead, and its attempt started (`attempt.py`). An
+attempt that was not heard of for its lease is queued again.
 """
 
 from __future__ import annotations
@@ -13,10 +16,11 @@ import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from itertools import takewhile
 
+from specbatch.jobs.schedules.attempt import Attempt, utc
 from specbatch.jobs.schedules.definition import CatchUp, Schedule
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.runtime.client import Client
@@ -26,8 +30,7 @@ from specbatch.schemas.errors import (
     SpecbatchError,
     UsageError,
 )
-from specbatch.schemas.records import JobRow
-from specbatch.schemas.schedules import RunState, ScheduleRun
+from specbatch.schemas.schedules import RUN_LEASE_SEC, RunState, ScheduleRun
 from specbatch.schemas.spec import JobSpec
 
 MOST_HELD = 1000  # times of an outage that may still run
@@ -75,20 +78,14 @@ log = logging.getLogger(__name__)
 
 _LOOKED_BACK = 20  # submitted runs that are checked for their end
 _QUEUED = frozenset({RunState.QUEUED})
+_RUNNING = frozenset({RunState.RUNNING})
 _NOT_SUBMITTED = frozenset({RunState.QUEUED, RunState.FAILED})
 _NOT_RUN = frozenset({RunState.QUEUED, RunState.MISSED, RunState.SKIPPED, RunState.FAILED})
-
-_Open = tuple[ScheduleRun, JobRow]  # a run and its job, which has not ended
 
 
 def key_of(schedule: str, logical_at: float) -> str:
     """The idempotency key of one time of one schedule."""
     return f"schedule:{schedule}:{utc(logical_at)}"
-
-
-def utc(at: float) -> str:
-    """`2026-03-29T01:00:00Z`."""
-    return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 @dataclass(slots=True)
@@ -111,6 +108,7 @@ class Ticker:
     client: Client
     clock: Callable[[], float]
     check: Callable[[JobSpec], None] = lambda _spec: None  # raises `UsageError` for a wrong job
+    start: Callable[[Attempt], object] = lambda _attempt: None  # of kinds other than `job`
     _checks: dict[str, _LastCheck] = field(default_factory=dict, compare=False)  # by schedule
 
     def tick(self, schedule: Schedule, since: float | None = None) -> list[ScheduleRun]:
@@ -149,7 +147,7 @@ class Ticker:
         others = [row for row in rows if row.logical_at != logical_at]
         asked = ScheduleRun(schedule.name, logical_at, RunState.QUEUED, reason="asked for by hand")
         if self.store.note_schedule_run(asked, replaces=_NOT_RUN):
-            return [*others, self._submit(schedule, asked)]
+            return [*others, self._begin(schedule, asked)]
         return [*others, self._row(asked)]
 
     def next_time(self, schedule: Schedule) -> float | None:
@@ -211,7 +209,7 @@ class Ticker:
 
         def entry(at: float) -> ScheduleRun:
             if overlap == "skip":
-                met = _met(older, waiting)
+                met = _met(older or waiting, bool(older))
                 return ScheduleRun(schedule.name, at, RunState.SKIPPED, reason=met)
             late = timedelta(seconds=round(now - at))
             why = f"caught up, {late} late" if now - at > fields.grace_sec else None
@@ -237,38 +235,60 @@ class Ticker:
         while waiting := self._queued(schedule):
             at_work = self._open(schedule)
             if schedule.fields.overlap == "cancel-old":
-                at_work = self._without_old(schedule, at_work, waiting)
+                at_work = self._without_old(at_work, waiting)
             if at_work:
                 return
             waiting = self._queued(schedule)
             if not waiting or self._open(schedule):
                 return
-            run = self._submit(schedule, waiting[0])
-            if run.state is RunState.QUEUED:  # submitting failed, and may succeed next time
+            run = self._begin(schedule, waiting[0])
+            if run.state is RunState.QUEUED:  # that failed, and may succeed next time
                 return
             yield run
 
     def _without_old(
-        self, schedule: Schedule, at_work: list[_Open], waiting: list[ScheduleRun]
-    ) -> list[_Open]:
+        self, at_work: list[ScheduleRun], waiting: list[ScheduleRun]
+    ) -> list[ScheduleRun]:
         """Cancel the older runs that a waiting run replaces. Returns the remaining ones.
 
         This happens here, not at the decision, so that the next check repeats it after any failure.
         A run that was queued before the older run was submitted is caught up with it, and waits.
         """
         going_on = []
-        for run, job in at_work:
+        for run in at_work:
             newer = [
                 one.logical_at
                 for one in waiting
                 if one.logical_at > run.logical_at and one.noted_at > run.noted_at
             ]
             if newer:
-                reason = f"schedule {schedule.name}: its run of {utc(newer[0])} was due"
-                self.client.cancel(job.job_id, reason)
+                self._cancel(run, f"its run of {utc(newer[0])} was due")
             else:
-                going_on.append((run, job))
+                going_on.append(run)
         return going_on
+
+    def _cancel(self, run: ScheduleRun, reason: str) -> None:
+        if run.job_id is not None:
+            self.client.cancel(run.job_id, f"schedule {run.schedule}: {reason}")
+        else:  # the attempt sees it when it next says that it lives
+            self.store.hold_schedule_run(replace(run, state=RunState.SKIPPED, reason=reason))
+
+    def _begin(self, schedule: Schedule, run: ScheduleRun) -> ScheduleRun:
+        """Submit a time's job, or start what it is instead. Returns its row afterwards."""
+        return self._submit(schedule, run) if schedule.is_job else self._start(schedule, run)
+
+    def _start(self, schedule: Schedule, run: ScheduleRun) -> ScheduleRun:
+        try:
+            options = schedule.options_at(run.logical_at)
+        except UsageError as error:
+            log.error("schedule %s, %s: not run: %s", run.schedule, utc(run.logical_at), error)
+            failed = replace(run, state=RunState.FAILED, reason=str(error))
+            return failed if self.store.note_schedule_run(failed, {run.state}) else self._row(run)
+        claimed = self.store.claim_schedule_run(run)
+        if claimed is None:  # another ticker was sooner
+            return replace(run, state=RunState.QUEUED)
+        self.start(Attempt(claimed, schedule.fields.kind, options, schedule.fields.notify))
+        return self._row(claimed)
 
     def _submit(self, schedule: Schedule, run: ScheduleRun) -> ScheduleRun:
         """Submit a queued time. Returns its row afterwards."""
@@ -301,24 +321,31 @@ class Ticker:
 
     # --- what the store has -----------------------------------------------------------------
     def _queued(self, schedule: Schedule) -> list[ScheduleRun]:
-        """Queued runs, the oldest first, without those of a fast clock that are in the future."""
-        now = self.clock()
-        return self.store.schedule_runs(schedule.name, MOST_HELD, _QUEUED, upto=now)[::-1]
+        """Queued runs, the oldest first, without those of a fast clock that are in the future.
 
-    def _open(self, schedule: Schedule) -> list[_Open]:
-        """Runs with open jobs that are not being cancelled.
+        Attempts that died are queued again.
+        """
+        now = self.clock()
+        rows = self.store.schedule_runs(schedule.name, MOST_HELD, _QUEUED | _RUNNING, upto=now)
+        return [run for run in reversed(rows) if not _lives(run, now)]
+
+    def _open(self, schedule: Schedule) -> list[ScheduleRun]:
+        """Attempts that live, and runs with open jobs that are not being cancelled.
 
         It reads the last submitted runs in any order of times, because users may submit old times.
         """
         found = []
-        submitted = {RunState.SUBMITTED}
-        for run in self.store.schedule_runs(schedule.name, _LOOKED_BACK, submitted, by_noted=True):
+        begun = {RunState.SUBMITTED} | _RUNNING
+        for run in self.store.schedule_runs(schedule.name, _LOOKED_BACK, begun, by_noted=True):
+            if run.state is RunState.RUNNING:
+                found += [run] * _lives(run, self.clock())
+                continue
             try:
                 job = self.store.get_job(run.job_id or "")
             except JobNotFoundError:
                 continue
             if not job.state.is_final and not job.cancel_requested:
-                found.append((run, job))
+                found.append(run)
         return found
 
     def _row(self, run: ScheduleRun) -> ScheduleRun:
@@ -330,12 +357,16 @@ class Ticker:
         return schedule.times.local(at).isoformat()
 
 
-def _met(older: list[_Open], waiting: list[ScheduleRun]) -> str:
+def _lives(run: ScheduleRun, now: float) -> bool:
+    """Whether an attempt at it was heard of within its lease."""
+    return run.state is RunState.RUNNING and now - run.noted_at <= RUN_LEASE_SEC
+
+
+def _met(others: list[ScheduleRun], are_at_work: bool) -> str:
     """The run that a time to run meets, in words."""
-    if older:
-        run, job = older[0]
-        return f"job {job.job_id} of {utc(run.logical_at)} was still running"
-    return f"the run of {utc(waiting[0].logical_at)} was still waiting"
+    run = others[0]
+    what = "the run" if run.job_id is None else f"job {run.job_id}"
+    return f"{what} of {utc(run.logical_at)} was still {'running' if are_at_work else 'waiting'}"
 
 
 def _missed(

@@ -83,6 +83,7 @@ from specbatch.schemas.timekeeping import (
 
 AUDITED_SEC = 30 * 86_400.0  # `figures` counts audits for so long
 MISSED_SEC = 7 * 86_400.0  # and so do times that a schedule missed
+FOUND_SEC = 2 * 86_400.0  # what a schedule's newest run found counts for so long
 SUCCESS_SEC = 35 * 86_400.0  # and its last success: longer than any month and who notices it
 MOST_JOBS = 10_000  # of one answer of `ended_jobs`
 
@@ -452,7 +453,7 @@ class Store(Protocol):
         buckets are one."""
 
     def slow_falls(self) -> SlowFalls:
-        """The test of `policy/slow_fall.py` of jobs that ran lately. For every few minutes."""
+        """The test of `policy/slow_fall.py` of jobs that ran lately; some seconds of work."""
 
     def supersede_acceptance(self, tenant: str, job_name: str) -> int:
         """Accept the acceptance of today and later as the baseline of jobs of this name.
@@ -634,6 +635,17 @@ class Store(Protocol):
         If there are any, rows of `then` replace queued ones, and are returned as well.
         """
 
+    def claim_schedule_run(self, run: ScheduleRun) -> ScheduleRun | None:
+        """Begin an attempt at a queued time, or at one whose attempt was not heard of for
+        `RUN_LEASE_SEC`. None: it is not to be had.
+        """
+
+    def hold_schedule_run(self, run: ScheduleRun) -> bool:
+        """Write state and reason of the attempt that `run.started_at` names, and that it lives.
+
+        False, and nothing is written: it is not this attempt's any more.
+        """
+
     def schedule_runs(
         self,
         name: str | None = None,
@@ -733,8 +745,10 @@ class Store(Protocol):
         limit: int = MOST_JOBS,
         private_only: bool = False,
         after: JobRow | None = None,
+        within_sec: float | None = None,
     ) -> list[JobRow]:
-        """Jobs that ended at least so long ago and are not wholly purged, oldest first.
+        """Jobs that ended at least so long ago, and at most `within_sec`, and are not wholly
+        purged, oldest first.
 
         `private_only` selects jobs whose texts are not kept. `after` is the last job of the page
         before.

@@ -254,6 +254,11 @@ class Auditor:
         return record
 
 
+def is_bad(findings: Sequence[Finding], is_fast: bool) -> bool:
+    """Whether something is wrong. `exactness: fast` promises no bits, so near ties are as asked."""
+    return any(not (is_fast and f.kind is FindingKind.NEAR_TIE) for f in findings)
+
+
 def record_of(chain: ChainAudit, replayed: ReplayAudit) -> AuditRecord:
     """The record of an audit, as the store keeps it."""
     counts = {**replayed.skipped, **replayed.notes}

@@ -75,6 +75,10 @@ def message_of(due: Due, job: JobRow, store: Store) -> dict[str, Any]:
 
 def sentence(said: Mapping[str, Any]) -> str:
     """The same in words, for people."""
+    kind, _, happened = said["type"].partition(".")
+    if kind == "schedule":
+        when = f"{said['name']} ({said['kind']}, {said['logical_time']})"
+        return f"specbatch schedule {when}: {happened}\n{said['reason']}"
     words = {
         Event.DONE: "is done",
         Event.PARTIAL: "is done in part",
@@ -82,7 +86,7 @@ def sentence(said: Mapping[str, Any]) -> str:
         Event.CANCELLED: "was stopped, and what was finished is published",
         Event.STOPPED: "reached a limit and stops",
     }
-    event = Event(said["type"].removeprefix("job."))
+    event = Event(happened)
     rows = f"{said['rows_done']:,} of {said['rows_total']:,} rows"
     rows += f", {said['rows_failed']:,} of them failed" if said["rows_failed"] else ""
     reason = f"\nreason: {said['reason']}" if said["reason"] else ""
@@ -151,7 +155,8 @@ def _mail(target: Target, said: Mapping[str, Any]) -> None:
     assert target.smtp is not None
     server = urlsplit(target.smtp)
     mail = EmailMessage()
-    mail["Subject"] = f"specbatch: job {said['name']} {said['type'].removeprefix('job.')}"
+    kind, _, happened = said["type"].partition(".")
+    mail["Subject"] = f"specbatch: {kind} {said['name']} {happened}"
     mail["From"], mail["To"] = target.sender, ", ".join(target.email)
     mail["Message-ID"] = f"<{said['id']}@specbatch>"
     mail.set_content(sentence(said))

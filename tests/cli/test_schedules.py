@@ -101,6 +101,7 @@ def test_a_schedule_is_listed_with_its_next_and_last_time(
     assert one == {
         "schedule": "nightly",
         "file": "jobs/schedules/nightly.yaml",
+        "kind": "job",
         "cron": CRON,
         "time_zone": "UTC",
         "paused": False,

@@ -45,6 +45,7 @@ def test_a_purge_is_done_once_and_goes_on_where_it_was(store: Store) -> None:
     assert [next(broken_off), next(broken_off)] == [0, 2]
     assert [record.text for record in store.completions(JOB)] == ["", "", "a b", "a b"]
     assert [job.job_id for job in store.ended_jobs(0.0)] == [JOB]
+    assert [job.job_id for job in store.ended_jobs(0.0, within_sec=1.0)] == [JOB]
     assert list(store.purge(JOB, "once more", batch_rows=2)) == [2, 4, 5]
     assert store.ended_jobs(0.0) == []
     assert list(store.purge(JOB, "and again")) == []

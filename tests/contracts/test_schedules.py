@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,7 @@ from contracts.shorthand import successes, together
 from ledger.builders import START, Clock
 
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.schemas.schedules import RUNS, RunState, ScheduleRun
+from specbatch.schemas.schedules import RUN_LEASE_SEC, RUNS, RunState, ScheduleRun
 
 NIGHT = 86_400.0
 
@@ -147,3 +148,33 @@ def test_what_waits_is_passed_by_only_with_something_that_is_noted(store: Store)
         RunState.SKIPPED,
         RunState.SUBMITTED,
     ]
+
+
+def test_what_a_run_found_comes_back_and_only_the_newest_attempt_may_write(
+    store: Store, clock: Clock
+) -> None:
+    store.note_schedule_run(run(state=RunState.QUEUED, reason="caught up"))
+    first = store.claim_schedule_run(run())
+    assert first == run(
+        state=RunState.RUNNING, reason="caught up", attempts=1, started_at=START, noted_at=START
+    )
+    clock.advance(RUN_LEASE_SEC)
+    assert store.claim_schedule_run(run()) is None, "its lease is not over"
+    assert store.hold_schedule_run(first)
+    clock.advance(RUN_LEASE_SEC + 0.5)
+    second = store.claim_schedule_run(run())
+    assert second is not None
+    assert not store.hold_schedule_run(replace(first, state=RunState.DONE))
+    found = {"slow_falls": [[None, "ngram", True]]}
+    assert store.hold_schedule_run(replace(second, state=RunState.DONE, found=found))
+    (kept,) = store.schedule_runs()
+    assert (kept.state, kept.attempts, kept.found) == (RunState.DONE, 2, found)
+    assert not store.hold_schedule_run(second), "it has ended"
+    assert store.claim_schedule_run(run()) is None
+    assert store.figures().slow_falls == {(None, "ngram"): True}
+
+
+def test_of_several_who_claim_a_time_one_has_it(store: Store) -> None:
+    store.note_schedule_run(run(state=RunState.QUEUED))
+    claims = successes(together(*[partial(store.claim_schedule_run, run())] * 8))
+    assert len([one for one in claims if one is not None]) == 1

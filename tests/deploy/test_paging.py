@@ -130,7 +130,7 @@ def test_a_scheduled_run_that_fails_pages(tmp_path: Path, pager: tuple[str, Page
         stack.callback(store.close)
         exposure = Exposure(settings, lambda: None)
         stack.callback(exposure.close)
-        exposure.watch(store.figures, store.slow_falls)
+        exposure.watch(store.figures)
         alertmanager = PrivateAlertmanager(paging(tmp_path / "alertmanager.yml", url))
         stack.enter_context(alertmanager)
         target = f"{HERE}:{alertmanager.port}"

@@ -14,6 +14,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from specbatch.jobs.schedules.attempt import Attempt, carry_out
 from specbatch.pipeline.bootstrap import make_client, make_store
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.sql.store import SqlStore
@@ -115,6 +116,15 @@ def learn_of_nights(url: str) -> None:
         store.close()
 
 
+def run_here(store: Store, settings: Settings, kind: str) -> None:
+    """As the scheduler does a time of this kind."""
+    waiting = ScheduleRun(kind, time.time(), RunState.QUEUED)
+    store.note_schedule_run(waiting)
+    claimed = store.claim_schedule_run(waiting)
+    assert claimed is not None
+    assert carry_out(settings, store, Attempt(claimed, kind, {})).state is RunState.DONE
+
+
 def is_all(said: Processes, store: Store, jobs: list[JobRow]) -> bool:
     """Whether the figures of the store, which are read every few seconds, are the last ones."""
     tokens = sum(store.progress(job.job_id).completion_tokens for job in jobs)
@@ -145,6 +155,8 @@ def busy(redis_server: PrivateRedis, tmp_path_factory: pytest.TempPathFactory) -
     jobs = [submit(settings, store, home, "cold", 0.0), submit(settings, store, home, "warm", 0.8)]
     run = ScheduleRun("nightly", time.time(), RunState.SUBMITTED, jobs[0].job_id)
     store.note_schedule_run(run)
+    for kind in ("drift", "spend"):
+        run_here(store, settings, kind)
     scrapes: list[Processes] = []
 
     def scrape_all() -> Processes:
@@ -270,6 +282,7 @@ def test_runs_deadlines_and_slow_falls_are_told(busy: Busy) -> None:
     assert took == pytest.approx(job.finished_at - job.created_at)
     assert max(one.total("specbatch_jobs_at_risk") for one in busy.scrapes) == 0
     assert said.total("specbatch_acceptance_falls_slowly", job="falling", proposer="ngram") == 1
+    assert said.has("specbatch_month_spend_usd")
     days = busy.store.acceptance_days("default", job.name)
     tested = sum(count.tested for count in days)
     assert 0 < sum(count.agreed for count in days) < tested

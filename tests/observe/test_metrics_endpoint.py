@@ -16,16 +16,14 @@ from specbatch.pipeline.observe.metrics import metric_names as names
 from specbatch.pipeline.observe.metrics.endpoint import Exposure
 from specbatch.pipeline.observe.metrics.metric_names import METRICS
 from specbatch.pipeline.observe.metrics.store_metrics import (
-    FALLS_SEC,
     FRESH_SEC,
     KEPT_SEC,
     StoreMetrics,
     store_values,
-    with_slow_falls,
 )
 from specbatch.schemas.backlog import Backlog, StageBacklog, WorkerNow
 from specbatch.schemas.errors import MissingExtraError, StoreError, UsageError
-from specbatch.schemas.figures import ScheduleRuns, SlowFalls, StoreFigures
+from specbatch.schemas.figures import ScheduleRuns, StoreFigures
 from specbatch.schemas.records import JobState, Stage
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.timekeeping import Device
@@ -264,35 +262,11 @@ def test_an_error_of_the_store_is_no_error_of_the_scrape(
         endpoint.close()
 
 
-def test_slow_falls_are_read_now_and_then_and_private_jobs_have_no_name() -> None:
-    asked, time = [], [100.0]
-
-    def read_falls() -> SlowFalls:
-        asked.append(time[0])
-        return {("nightly", "ngram"): True, (None, "ngram"): False}
-
-    read = with_slow_falls(lambda: FIGURES, read_falls, clock=lambda: time[0])
-    for _ in range(3):
-        told = store_values(read())[names.SLOW_FALL]
-        assert told == {("nightly", "ngram"): 1.0, ("private", "ngram"): 0.0}
-        time[0] += FALLS_SEC / 2
-    assert asked == [100.0, 100.0 + FALLS_SEC]
-
-
-def test_slow_falls_that_cannot_be_read_leave_the_other_figures() -> None:
-    time, answers = [0.0], iter([{("nightly", "ngram"): True}, None])
-
-    def read_falls() -> SlowFalls:
-        if (found := next(answers)) is None:
-            raise StoreError("it takes too long")
-        return found
-
-    read = with_slow_falls(lambda: FIGURES, read_falls, clock=lambda: time[0])
-    read()
-    time[0] += FALLS_SEC
-    told = store_values(read())
-    assert told[names.SLOW_FALL] == {("nightly", "ngram"): 1.0}, "what was read last"
-    assert told[names.JOBS] == store_values(FIGURES)[names.JOBS]
+def test_what_drift_and_spend_found_has_its_series_and_private_jobs_have_no_name() -> None:
+    falls: dict[tuple[str | None, str], bool] = {("nightly", "ngram"): True, (None, "ngram"): False}
+    told = store_values(replace(FIGURES, slow_falls=falls, spend={"to_date": 8.0, "limit": 30.0}))
+    assert told[names.SLOW_FALL] == {("nightly", "ngram"): 1.0, ("private", "ngram"): 0.0}
+    assert told[names.SPEND] == {("to_date",): 8.0, ("limit",): 30.0}
 
 
 def test_runs_and_deadlines_of_jobs_have_their_series() -> None:

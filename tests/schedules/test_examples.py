@@ -19,6 +19,7 @@ from schedules.conftest import Site, at
 from specbatch.jobs.cli.main import app
 from specbatch.jobs.cli.submit_job import app as submit_job_app
 from specbatch.jobs.schedules.definition import ScheduleFields, built_in, load_folder, load_schedule
+from specbatch.jobs.schedules.kinds import JOB, KINDS
 from specbatch.schemas.schedules import RunState
 from specbatch.schemas.settings import Settings
 from support.tree import ROOT
@@ -29,7 +30,8 @@ UNITS = sorted(EXAMPLES.glob("*.service")) + sorted(EXAMPLES.glob("*.timer"))
 
 def test_the_schedule_files_are_right() -> None:
     schedules, problems = load_folder(EXAMPLES)
-    assert (problems, len(schedules)) == ([], 2)
+    assert (problems, len(schedules)) == ([], 8)
+    assert {one.fields.kind for one in schedules} == {JOB, *KINDS}
 
 
 def test_the_first_example_has_every_field_at_its_default_unless_it_says_otherwise() -> None:
@@ -38,7 +40,7 @@ def test_the_first_example_has_every_field_at_its_default_unless_it_says_otherwi
     assert fields.model_fields_set == set(ScheduleFields.model_fields)
     for name, field in ScheduleFields.model_fields.items():
         (line,) = re.findall(rf"^{name}:.*", text, re.MULTILINE)
-        if not field.is_required() and "default:" not in line and name != "variables":
+        if not field.is_required() and "default:" not in line and name not in ("variables", "job"):
             assert getattr(fields, name) == field.default, name
 
 
@@ -166,9 +168,11 @@ def test_systemd_verifies_the_units(tmp_path: Path) -> None:
 PAGE = (ROOT / "docs" / "howto" / "schedules.md").read_text()
 
 
-def test_the_pages_schedule_is_one(tmp_path: Path) -> None:
-    (block,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
-    (tmp_path / "nightly.yaml").write_text(block)
+def test_the_pages_schedules_are_some(tmp_path: Path) -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    for name, block in zip(("nightly", "upkeep"), blocks, strict=True):
+        (tmp_path / f"{name}.yaml").write_text(block)
+    assert load_schedule(tmp_path / "upkeep.yaml").fields.kind == "purge"
     spec = load_schedule(tmp_path / "nightly.yaml").spec_at(at("2026-01-01T01:30Z"))
     assert spec.output.uri == "s3://warehouse/summaries/day=2025-12-31"
 

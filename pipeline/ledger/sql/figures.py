@@ -22,7 +22,7 @@ from sqlalchemy import (
     select,
 )
 
-from specbatch.pipeline.ledger.contract import AUDITED_SEC, MISSED_SEC, SUCCESS_SEC
+from specbatch.pipeline.ledger.contract import AUDITED_SEC, FOUND_SEC, MISSED_SEC, SUCCESS_SEC
 from specbatch.pipeline.ledger.sql import audit_log, jobs, switching
 from specbatch.pipeline.ledger.sql.pinning import PINNED_COLUMNS
 from specbatch.pipeline.ledger.sql.reading import BY_ROW
@@ -32,7 +32,7 @@ from specbatch.schemas import completion_rows, mapper, presence, time_mapper
 from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.audit_tables import AuditLog
 from specbatch.schemas.backlog import WORK, Backlog, PinnedJob, StageBacklog
-from specbatch.schemas.figures import ScheduleRuns, StoreFigures
+from specbatch.schemas.figures import SLOW_FALLS, SPEND, ScheduleRuns, StoreFigures
 from specbatch.schemas.job_figures import GroupFigures, RowFigures
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.presence import ProcessNow
@@ -41,7 +41,7 @@ from specbatch.schemas.records import (
     JobState,
     Stage,
 )
-from specbatch.schemas.schedules import LOST, PAUSED, RunState
+from specbatch.schemas.schedules import HAD, LOST, PAUSED, RunState
 from specbatch.schemas.tables import (
     Completion,
     Group,
@@ -138,13 +138,29 @@ def _group(row: Any) -> GroupFigures:
 
 def figures(conn: Connection, now: Now) -> StoreFigures:
     open_work = backlog(conn, now)
+    found = _found(conn, open_work.at)
     return StoreFigures(
         backlog=open_work,
         audited=audit_log.correctness(conn, open_work.at - AUDITED_SEC),
         schedules=_schedules(conn, open_work.at),
         at_risk=_at_risk(conn, open_work.at),
+        slow_falls={(name, by): of for name, by, of in found.get(SLOW_FALLS, ())},
+        spend=found.get(SPEND, {}),
         draft_switches=Counter(switch.scope.kind for switch in switching.switches(conn)),
     )
+
+
+def _found(conn: Connection, at: float) -> dict[str, Any]:
+    """By kind what the newest run found, if it is not long ago."""
+    query = (
+        select(ScheduleRun.found)
+        .where(ScheduleRun.state == RunState.DONE.value, ScheduleRun.noted_at >= at - FOUND_SEC)
+        .order_by(ScheduleRun.noted_at)
+    )
+    found: dict[str, Any] = {}
+    for of_run in conn.execute(query).scalars():
+        found |= of_run or {}
+    return found
 
 
 def _at_risk(conn: Connection, at: float) -> dict[str | None, int]:
@@ -190,7 +206,7 @@ def _schedules(conn: Connection, at: float) -> dict[str, ScheduleRuns]:
     """One row a run: a few thousand in all. Lost ones are found by their time."""
     submitted = (
         select(ScheduleRun.schedule, func.max(ScheduleRun.noted_at))
-        .where(ScheduleRun.state == RunState.SUBMITTED.value)
+        .where(ScheduleRun.state.in_([state.value for state in HAD]))
         .where(ScheduleRun.noted_at >= at - SUCCESS_SEC)
         .group_by(ScheduleRun.schedule)
     )
@@ -198,7 +214,16 @@ def _schedules(conn: Connection, at: float) -> dict[str, ScheduleRuns]:
         select(ScheduleRun.schedule, func.count())
         .where(ScheduleRun.logical_at >= at - MISSED_SEC)
         .where(ScheduleRun.state.in_([state.value for state in LOST]))
+        .where(ScheduleRun.attempts == 0)
         .group_by(ScheduleRun.schedule)
+    )
+    here = (
+        select(
+            ScheduleRun.schedule, ScheduleRun.state, ScheduleRun.noted_at, ScheduleRun.started_at
+        )
+        .where(ScheduleRun.noted_at >= at - MISSED_SEC, ScheduleRun.attempts > 0)
+        .where(ScheduleRun.state.in_([RunState.DONE.value, RunState.FAILED.value]))
+        .order_by(ScheduleRun.noted_at)
     )
     ended = (
         select(
@@ -231,7 +256,12 @@ def _schedules(conn: Connection, at: float) -> dict[str, ScheduleRuns]:
             took[run.schedule] = run.finished_at - run.created_at
         is_late = run.state == JobState.CANCELLED.value and run.is_late
         bad[run.schedule, "late" if is_late else run.state] += 1
-    names = {*last, *missed, *took, *(known.keys() - paused)}
+    for attempt in conn.execute(here):
+        if attempt.state == RunState.DONE.value:
+            took[attempt.schedule] = attempt.noted_at - attempt.started_at
+        else:
+            bad[attempt.schedule, JobState.FAILED.value] += 1
+    names = {*last, *missed, *took, *(name for name, _ in bad), *(known.keys() - paused)}
     return {
         name: ScheduleRuns(
             last.get(name),

@@ -43,12 +43,15 @@ def ended_jobs(
     limit: int = MOST_JOBS,
     private_only: bool = False,
     after: JobRow | None = None,
+    within_sec: float | None = None,
 ) -> list[JobRow]:
     query = _ended(now - age_sec).limit(limit)
     if tenant is not None:
         query = query.where(Job.tenant == tenant)
     if private_only:
         query = query.where(Job.privacy != PrivacyMode.FULL.value)
+    if within_sec is not None:
+        query = query.where(Job.finished_at >= now - within_sec)
     if after is not None:
         last = (literal(after.finished_at, Double), literal(after.job_id))
         query = query.where(tuple_(Job.finished_at, Job.job_id) > tuple_(*last))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, and_, or_, select, update
 
 from specbatch.pipeline.ledger.sql.transactions import Now, upsert
 from specbatch.schemas.mapper import named
 from specbatch.schemas.masking import masked
-from specbatch.schemas.schedules import RUNS, RunState, ScheduleRun, in_order
+from specbatch.schemas.schedules import RUN_LEASE_SEC, RUNS, RunState, ScheduleRun, in_order
 from specbatch.schemas.tables import ScheduleRun as Table
 
 
@@ -20,6 +20,7 @@ def note(conn: Connection, now: Now, run: ScheduleRun, replaces: Collection[RunS
         "job_id": run.job_id,
         "reason": run.reason and masked(run.reason),
         "noted_at": now,
+        "attempts": run.attempts,
     }
     statement = upsert(conn.dialect.name, Table).values(
         schedule=run.schedule, logical_at=run.logical_at, **values
@@ -41,6 +42,42 @@ def note_all(
         queued = {RunState.QUEUED}
         noted += [run for run in sorted(then, key=in_order) if note(conn, now, run, queued)]
     return noted
+
+
+def claim(conn: Connection, now: Now, run: ScheduleRun) -> ScheduleRun | None:
+    """One statement: of several callers at once one has it."""
+    silent = and_(Table.state == RunState.RUNNING.value, Table.noted_at < now - RUN_LEASE_SEC)
+    statement = (
+        update(Table)
+        .where(Table.schedule == run.schedule, Table.logical_at == run.logical_at)
+        .where(or_(Table.state == RunState.QUEUED.value, silent))
+        .values(
+            state=RunState.RUNNING.value,
+            attempts=Table.attempts + 1,
+            started_at=now,
+            noted_at=now,
+        )
+        .returning(*Table.__table__.c)
+    )
+    row = conn.execute(statement).first()
+    return None if row is None else named(ScheduleRun, row, state=RunState(row.state))
+
+
+def hold(conn: Connection, now: Now, run: ScheduleRun) -> bool:
+    """Whether the row was still this attempt's."""
+    statement = (
+        update(Table)
+        .where(Table.schedule == run.schedule, Table.logical_at == run.logical_at)
+        .where(Table.state == RunState.RUNNING.value, Table.started_at == run.started_at)
+        .values(
+            state=run.state.value,
+            reason=run.reason and masked(run.reason),
+            found=run.found,
+            noted_at=now,
+        )
+        .returning(Table.schedule)
+    )
+    return conn.execute(statement).first() is not None
 
 
 def newest(

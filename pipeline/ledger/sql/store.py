@@ -313,6 +313,8 @@ class SqlStore:
     forget_silent_processes = _writes(sql_figures.forget_silent_processes)
     note_schedule_run = _writes(schedules.note)
     note_schedule_runs = _writes(schedules.note_all)
+    claim_schedule_run = _writes(schedules.claim)
+    hold_schedule_run = _writes(schedules.hold)
     schedule_runs = _reads(schedules.newest)
 
     # --- notifications ----------------------------------------------------------------------

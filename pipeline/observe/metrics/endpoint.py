@@ -16,10 +16,10 @@ from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_serve
 from specbatch.pipeline.observe.metrics import metric_names as names
 from specbatch.pipeline.observe.metrics.meter import Meter
 from specbatch.pipeline.observe.metrics.registry import Metrics
-from specbatch.pipeline.observe.metrics.store_metrics import StoreMetrics, with_slow_falls
+from specbatch.pipeline.observe.metrics.store_metrics import StoreMetrics
 from specbatch.pipeline.observe.units import version_here
 from specbatch.schemas.errors import UsageError
-from specbatch.schemas.figures import SlowFalls, StoreFigures
+from specbatch.schemas.figures import StoreFigures
 from specbatch.schemas.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -61,11 +61,9 @@ class Exposure:
         self._server.set_app(self._with_health(make_wsgi_app(self._registry)))
         log.info("metrics are served on %s:%d", address, port)
 
-    def watch(
-        self, figures: Callable[[], StoreFigures], slow_falls: Callable[[], SlowFalls]
-    ) -> None:
+    def watch(self, figures: Callable[[], StoreFigures]) -> None:
         """Serve the store's figures too."""
-        self._registry.register(StoreMetrics(with_slow_falls(figures, slow_falls)))
+        self._registry.register(StoreMetrics(figures))
 
     def close(self) -> None:
         """Serve no longer; to be called before the store is closed."""

@@ -210,8 +210,8 @@ DRAFT_SWITCHES = _gauge(
     scope=STORE,
 )
 SCHEDULE_SUCCESS = _gauge(
-    "schedule_last_success_timestamp_seconds", "when a run of a schedule was last submitted",
-    "schedule", scope=STORE,
+    "schedule_last_success_timestamp_seconds",
+    "when a run of a schedule was last submitted, or done", "schedule", scope=STORE,
 )  # fmt: skip
 SCHEDULE_MISSED = _gauge(
     "schedule_missed_runs",
@@ -221,12 +221,13 @@ SCHEDULE_MISSED = _gauge(
 )
 SCHEDULE_FAILED = _gauge(
     "schedule_failed_runs",
-    "runs of the last 7 days whose job ended so; outcome: failed, partial, late (at its deadline)",
+    "runs of the last 7 days that ended so, or whose job did; outcome: failed, partial, late "
+    "(at its deadline)",
     "schedule", "outcome", scope=STORE,
 )  # fmt: skip
 SCHEDULE_DURATION = _gauge(
     "schedule_duration_seconds",
-    "from submission to end, of the schedule's job that ended last", "schedule",
+    "from submission or start to end, of the schedule's run that ended last", "schedule",
     scope=STORE,
 )  # fmt: skip
 JOBS_AT_RISK = _gauge(
@@ -235,8 +236,13 @@ JOBS_AT_RISK = _gauge(
 )  # fmt: skip
 SLOW_FALL = _gauge(
     "acceptance_falls_slowly",
-    "1 while a job's nights accept less and less of a proposer's drafts, on rows of some tag",
-    "job", "proposer", scope=STORE,
+    "1 while a job's nights accept less and less of a proposer's drafts, on rows of some tag: by "
+    "the newest run of a schedule of kind drift", "job", "proposer", scope=STORE,
+)  # fmt: skip
+SPEND = _gauge(
+    "month_spend_usd",
+    "devices this month, by the newest run of a schedule of kind spend; of: to_date, forecast "
+    "(at its end), limit", "of", scope=STORE,
 )  # fmt: skip
 
 # --- the process ------------------------------------------------------------------------------

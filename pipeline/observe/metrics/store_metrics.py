@@ -12,7 +12,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 from prometheus_client.metrics_core import GaugeMetricFamily
 
@@ -20,7 +19,7 @@ from specbatch.pipeline.observe.metrics import metric_names as names
 from specbatch.pipeline.observe.metrics.meter import PRIVATE
 from specbatch.pipeline.observe.metrics.metric_names import Labels, Metric
 from specbatch.schemas.backlog import Backlog
-from specbatch.schemas.figures import SlowFalls, StoreFigures
+from specbatch.schemas.figures import StoreFigures
 from specbatch.schemas.numeric_class import UNKNOWN
 from specbatch.schemas.records import JobState, Stage
 from specbatch.schemas.visible import visible
@@ -29,29 +28,7 @@ log = logging.getLogger(__name__)
 
 FRESH_SEC = 5.0  # figures younger than this are not read again
 PATIENCE_SEC = 3.0  # a scrape waits no longer for them
-FALLS_SEC = 600.0  # slow falls are of days
 KEPT_SEC = 60.0  # the last figures are shown for so long while reading takes longer
-
-
-def with_slow_falls(
-    read: Callable[[], StoreFigures],
-    read_falls: Callable[[], SlowFalls],
-    clock: Callable[[], float] = time.monotonic,
-) -> Callable[[], StoreFigures]:
-    """Reads figures with slow falls, which are read every `FALLS_SEC` alone."""
-    falls: list[tuple[float, SlowFalls]] = []
-
-    def both() -> StoreFigures:
-        figures = read()
-        if not falls or clock() - falls[-1][0] >= FALLS_SEC:
-            try:
-                falls[:] = [(clock(), read_falls())]
-            except Exception as error:  # the other figures are there all the same
-                log.warning("slow falls cannot be read: %s", error)
-                falls[:] = [(clock(), falls[-1][1] if falls else {})]
-        return replace(figures, slow_falls=falls[-1][1])
-
-    return both
 
 
 class StoreMetrics:
@@ -200,4 +177,5 @@ def store_values(figures: StoreFigures | None) -> dict[Metric, dict[Labels, floa
             (name or PRIVATE, proposer): float(falls)
             for (name, proposer), falls in figures.slow_falls.items()
         },
+        names.SPEND: {(of,): usd for of, usd in figures.spend.items()},
     }

@@ -1,6 +1,6 @@
 """Trials of draft models with verifiers, rollouts, and what groups showed of each.
 
-Revision 0022. Taking it back loses them; the models that are deployed stay.
+Revision 0023. Taking it back loses them; the models that are deployed stay.
 """
 
 import sqlalchemy as sa
@@ -9,8 +9,8 @@ from alembic import op
 from specbatch.migrations.shared import on_postgres
 from specbatch.schemas.sql_roles import granting
 
-revision = "0022"
-down_revision = "0021"
+revision = "0023"
+down_revision = "0022"
 
 
 def upgrade() -> None:

@@ -1,0 +1,28 @@
+"""Schedules run more than jobs: attempts at a time, when the newest began, what it found.
+
+Revision 0022. Taking it back loses these.
+"""
+
+import sqlalchemy as sa
+from alembic import op
+
+from specbatch.migrations.shared import on_postgres
+from specbatch.schemas.sql_roles import granting
+
+revision = "0022"
+down_revision = "0021"
+
+
+def upgrade() -> None:
+    with op.batch_alter_table("schedule_runs") as table:
+        table.add_column(sa.Column("attempts", sa.Integer(), nullable=False, server_default="0"))
+        table.add_column(sa.Column("started_at", sa.Double(), nullable=True))
+        table.add_column(sa.Column("found", sa.JSON(none_as_null=True), nullable=True))
+    on_postgres(granting())
+
+
+def downgrade() -> None:
+    with op.batch_alter_table("schedule_runs") as table:
+        table.drop_column("found")
+        table.drop_column("started_at")
+        table.drop_column("attempts")
