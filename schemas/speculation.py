@@ -63,6 +63,25 @@ class AcceptanceDay:
 
 
 @dataclass(frozen=True, slots=True)
+class ShadowPair:
+    """Drafts of a candidate model and of the serving one, of the same places and never served."""
+
+    drafts: int = 0  # places at which both drafted
+    candidate: int = 0  # draft tokens of each that were what was decided
+    serving: int = 0
+
+    def __add__(self, other: ShadowPair) -> ShadowPair:
+        return ShadowPair(
+            self.drafts + other.drafts,
+            self.candidate + other.candidate,
+            self.serving + other.serving,
+        )
+
+
+NO_SHADOW_PAIR = ShadowPair()
+
+
+@dataclass(frozen=True, slots=True)
 class PastOutput:
     """A prompt's completion in an earlier job of the same tenant."""
 

@@ -119,7 +119,14 @@ def block_request(request: Request, tokens: int) -> Request:
         top_logprobs=0,
     )
     return replace(
-        request, params=params, depth=0, watch_text=None, shadow=False, past_ids=(), history=None
+        request,
+        params=params,
+        depth=0,
+        watch_text=None,
+        shadow=False,
+        candidate=None,
+        past_ids=(),
+        history=None,
     )
 
 
