@@ -29,7 +29,7 @@ from support.models import TinyPair
 __all__ = ["clock"]
 A, B = "draft-model", "draft-model@b"
 JOB = "nightly"
-PARAMS = SamplingParams(max_tokens=40, temperature=0.7, ignore_eos=True)
+PARAMS = SamplingParams(max_tokens=24, temperature=0.7, ignore_eos=True)
 FULL = BLOCK_SIZE  # tokens of a prompt that fills its first block
 FLAT = replace(PARAMS, temperature=20.0)  # the noise they share decides, and they often agree
 
@@ -61,7 +61,7 @@ def engine_of(tiny: TinyPair, num_blocks: int = 1024, other: bool = True) -> Ben
 
 
 def requests(
-    count: int = 6, params: SamplingParams = PARAMS, longest: int = 70, **values: object
+    count: int = 3, params: SamplingParams = PARAMS, longest: int = 70, **values: object
 ) -> list[Request]:
     given = {"route": Cohort(JOB), "candidate": B, "draft_model": A, **values}
     return [
@@ -71,7 +71,7 @@ def requests(
 
 
 def run(one: Bench, asked: list[Request]) -> WatchedPairs:
-    watched = one.engine._speculator._pairs = WatchedPairs(_allowance_sec=1.0)
+    watched = one.engine._speculator._pairs = WatchedPairs()
     one.engine.prime(JOB, ())
     one.add(*asked).run()
     return watched
@@ -295,13 +295,16 @@ def test_two_models_that_are_slow_take_a_hundredth_of_the_time(clock: Clock) -> 
 
 
 def test_time_that_was_not_used_is_not_saved_up_for_long() -> None:
-    made = Pairs()
-    assert not made.may_draft(0.0)
-    assert made.may_draft(1e6)
-    made.spend(2 * pairs.MOST_SEC)
-    assert not made.may_draft(1e6)
-    assert not made.may_draft(1e6 + 0.9 * pairs.MOST_SEC / SHARE)
-    assert made.may_draft(1e6 + 1.1 * pairs.MOST_SEC / SHARE)
+    made, call_sec = Pairs(), pairs.MOST_SEC / 2
+    assert made.may_draft(0.0), "the first tells what drafts take"
+    made.spend(call_sec)
+    assert not made.may_draft(1.9 * call_sec / SHARE)
+    assert made.may_draft(2.1 * call_sec / SHARE)
+    assert made.may_draft(busy_sec := 1e6)
+    made.spend(call_sec)
+    assert made.may_draft(busy_sec)
+    made.spend(call_sec)
+    assert not made.may_draft(busy_sec)
 
 
 # --- the judge by itself ------------------------------------------------------------------------

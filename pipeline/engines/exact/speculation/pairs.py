@@ -18,7 +18,7 @@ from specbatch.schemas.records import Verification
 from specbatch.schemas.speculation import ShadowPair
 
 SHARE = 0.01  # of the time of steps, at most
-MOST_SEC = 0.1  # that can be saved up for a busy while
+MOST_SEC = 0.1  # that can be saved up, or what one call needs
 AT_ONCE = 4  # sequences: a call that reads their prompts first must not hold up a step
 
 
@@ -46,18 +46,21 @@ class Pairs:
     """The drafts in waiting, a pair of a sequence at most, and what they may cost."""
 
     _waiting: dict[Sequence, _Waiting] = field(default_factory=dict)
-    _allowance_sec: float = 0.0  # below zero: more was spent
+    _allowance_sec: float = 0.0
     _busy_sec: float = 0.0  # when it was last asked
+    _last_sec: float = 0.0  # what the last drafts took
 
     def may_draft(self, busy_sec: float) -> bool:
-        """Whether there is time for it. `busy_sec`: what all steps so far took."""
+        """Whether there is time for what the last drafts took. `busy_sec`: all steps so far."""
         earned = SHARE * (busy_sec - self._busy_sec)
-        self._allowance_sec = min(self._allowance_sec + earned, MOST_SEC)
+        most = max(MOST_SEC, self._last_sec)
+        self._allowance_sec = min(self._allowance_sec + earned, most)
         self._busy_sec = busy_sec
-        return self._allowance_sec > 0.0
+        return self._allowance_sec >= self._last_sec
 
     def spend(self, sec: float) -> None:
         self._allowance_sec -= sec
+        self._last_sec = sec
 
     def is_due(self, sequence: Sequence) -> bool:
         """Whether it is one of the few, and has no drafts in waiting."""

@@ -359,6 +359,8 @@ class Speculator:
             return 0.0
         due = (pair for s in deciding if self._pairs.is_due(s) and (pair := self._pair_of(s)))
         pairs = list(islice(due, AT_ONCE))
+        if not pairs:
+            return 0.0
         begun = time.perf_counter()
         for proposer in self.proposers:
             of = [pair for pair in pairs if proposer in (pair.candidate, pair.serving)]
@@ -367,7 +369,7 @@ class Speculator:
                 for pair, draft in zip(of, made, strict=True):
                     pair.drafts[proposer.name] = draft
                     proposer.on_verified(pair.sequence)
-        took = time.perf_counter() - begun if pairs else 0.0
+        took = time.perf_counter() - begun
         for pair in pairs:
             self._pairs.keep(pair, self._track(pair.candidate, pair.sequence))
         self._pairs.spend(took)
