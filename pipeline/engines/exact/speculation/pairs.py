@@ -18,7 +18,6 @@ from specbatch.schemas.records import Verification
 from specbatch.schemas.speculation import ShadowPair
 
 SHARE = 0.01  # of the time of steps, at most
-MOST_SEC = 0.1  # that can be saved up, or what one call needs
 AT_ONCE = 4  # sequences: a call that reads their prompts first must not hold up a step
 
 
@@ -51,10 +50,12 @@ class Pairs:
     _last_sec: float = 0.0  # what the last drafts took
 
     def may_draft(self, busy_sec: float) -> bool:
-        """Whether there is time for what the last drafts took. `busy_sec`: all steps so far."""
+        """Whether there is time for what the last drafts took: more than that is not saved up.
+
+        `busy_sec`: what all steps so far took.
+        """
         earned = SHARE * (busy_sec - self._busy_sec)
-        most = max(MOST_SEC, self._last_sec)
-        self._allowance_sec = min(self._allowance_sec + earned, most)
+        self._allowance_sec = min(self._allowance_sec + earned, self._last_sec)
         self._busy_sec = busy_sec
         return self._allowance_sec >= self._last_sec
 
