@@ -42,7 +42,7 @@ from specbatch.schemas.records import (
 )
 from specbatch.schemas.registry import NO_MODELS
 from specbatch.schemas.spec import EngineSpec, SpeculationSpec
-from specbatch.schemas.speculation import AcceptanceCount
+from specbatch.schemas.speculation import NO_SHADOW_PAIR, AcceptanceCount, ShadowPair
 
 # Ids of requests in the caller's order. Those of one unit are given back together or not at all.
 RowIds = Sequence[Sequence[str]]
@@ -227,6 +227,7 @@ class Request:
     sources: frozenset[str] | None = None  # names of proposers that may be asked; None: all
     draft_model: str | None = None  # name of the only one that may be asked; None: any of them
     shadow: bool = False  # drafts are only compared with what depth 0 decides
+    candidate: str | None = None  # a draft model that is compared with the one that serves the row
     past_ids: tuple[int, ...] = ()  # what the same prompt gave before, only ever a hint
     history: PastOutputs | None = None  # outputs of earlier jobs; shared by a job's requests
     decided_ids: tuple[int, ...] = ()  # output that exists already and is continued
@@ -290,6 +291,7 @@ class Completion:
     recheck: Recheck = NOT_LOOKED_AT
     shadow_proposed: int = 0  # draft tokens compared with what depth 0 decided …
     shadow_accepted: int = 0  # … and of those, the same
+    shadow_pair: ShadowPair = NO_SHADOW_PAIR  # of `Request.candidate`, with the serving model
     provenance: Provenance = NO_PROVENANCE
     ticks: Ticks = NO_TICKS
 

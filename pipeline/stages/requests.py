@@ -34,13 +34,14 @@ def requests_of(
     history: History | None = None,
     tenant_cap: int | None = None,
     tag_models: Mapping[str | None, str] = NO_MODELS,
+    candidates: Mapping[str | None, str] = NO_MODELS,
     kept: TextPolicy = KEEP_ALL,
 ) -> list[Request]:
     """One request per sample of a row; `decode` is called only where there are stop strings.
 
     `tag_models`: tags whose rows may use one draft model only, and its name; under None that of all
-    other rows. The engine knows a row
-    by the tag that is `kept`, its history by the id that is `kept`.
+    other rows. `candidates`: in the same way, who drafts in shadow. The engine knows a row by the
+    tag that is `kept`, its history by the id that is `kept`.
     """
     params = spec.sampling.params(dict(row.overrides))
     cap = cap_of(spec, row, tenant_cap)
@@ -66,6 +67,7 @@ def requests_of(
                 max_depth=cap,
                 sources=None if sources == "hybrid" else frozenset(sources),
                 draft_model=tag_models.get(row.tag, tag_models.get(None)),
+                candidate=candidates.get(row.tag, candidates.get(None)),
                 shadow=spec.speculation.depth == "shadow" and cap != 0,
                 past_ids=history.past(kept.row_id(row.row_id), sample) if history else (),
                 history=history.index if history else None,
@@ -119,7 +121,14 @@ def block_request(request: Request, tokens: int) -> Request:
         top_logprobs=0,
     )
     return replace(
-        request, params=params, depth=0, watch_text=None, shadow=False, past_ids=(), history=None
+        request,
+        params=params,
+        depth=0,
+        watch_text=None,
+        shadow=False,
+        candidate=None,
+        past_ids=(),
+        history=None,
     )
 
 

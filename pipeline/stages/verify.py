@@ -53,7 +53,6 @@ from specbatch.schemas.errors import (
 from specbatch.schemas.numeric_class import UNKNOWN, Pinned
 from specbatch.schemas.records import GroupWork, JobRow, PromptRow, Stage, Verification
 from specbatch.schemas.spec import JobSpec
-from specbatch.schemas.speculation import NO_SHADOW_PAIR
 
 log = logging.getLogger(__name__)
 
@@ -188,10 +187,12 @@ def _requests(context: StageContext, host: Engines, group: _Group) -> list[list[
     history = context.drafting.history(job) if uses_history(spec) else None
     cap = context.tenant_depths.get(job.tenant)
     tag_models = host.tag_models(spec.speculation, group.models.drafting)
+    candidates = host.tag_models(spec.speculation, group.models.in_shadow)
     text_policy = context.privacy.text_policy(job)
     return [
         requests_of(
-            job.job_id, spec, row, decode, group.drafts, history, cap, tag_models, text_policy
+            *(job.job_id, spec, row, decode, group.drafts, history, cap, tag_models),
+            *(candidates, text_policy),
         )
         for row in group.rows
     ]
@@ -231,8 +232,7 @@ def _commit(context: StageContext, group: _Group, lessons: Sequence[Lessons]) ->
     context.timing.commit(held.lease, advance)
     context.enqueue_unit(job, Stage.RECORD, held.lease.group_index)
     index = held.lease.group_index or 0
-    pairs = [NO_SHADOW_PAIR for _ in completions]
-    done = list(zip(records, pairs, strict=True))
+    done = [(record, c.shadow_pair) for record, c in zip(records, completions, strict=True)]
     context.draft_models.observe(job.job_id, index, group.models.trials, done)
 
 

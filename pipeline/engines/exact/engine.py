@@ -199,7 +199,7 @@ class Engine:
         deciding = [p.sequence for p in plan if p.decides]
         is_off = self._speculator.is_off
         asking = self._watch.ask(deciding, is_off) if self._watch is not None else 0
-        draft_plan = self._speculator.propose(deciding, self._room_for_draft)
+        draft_plan = self._speculator.propose(deciding, self._room_for_draft, self.stats.busy_sec)
         drafting = asking + int(draft_plan.drafting_sec * TICKS_PER_SEC)
         return Step(plan, deciding, draft_plan, begun, drafting)
 

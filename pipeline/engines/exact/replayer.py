@@ -83,7 +83,9 @@ class Replayer:
 
     def again(self, request: Request) -> Completion:
         """The completion as the verifier writes it without drafts."""
-        plain = replace(request, depth=0, shadow=False, verification=Verification.COUPLED)
+        plain = replace(
+            request, depth=0, shadow=False, candidate=None, verification=Verification.COUPLED
+        )
         self._engine.add(plain)
         done: list[Completion] = []
         while not self._engine.idle:

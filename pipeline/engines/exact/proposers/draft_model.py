@@ -121,7 +121,8 @@ class DraftModelProposer(Proposer):
         """Drop the KV of rejected draft tokens: what agrees with the sequence stays.
 
         A draft that was only compared is dropped before anything is decided behind it: then the
-        sequence's last token was fed too, and its block may be sealed already.
+        sequence's last token was fed too, and its block may be sealed already. Then the next draft
+        reads that block again if it begins at the same place.
         """
         self._draft_probs.pop(sequence, None)
         kv = self._kv.get(sequence)
@@ -143,6 +144,9 @@ class DraftModelProposer(Proposer):
                 self._kv[sequence] = KvState()
                 blocks.adopt(self._kv[sequence], sequence.tokens)
             kv = self._kv[sequence]
+            if kv.length == len(sequence.tokens):  # it drafted here, and the last block is sealed
+                blocks.release(kv)
+                blocks.adopt(kv, sequence.tokens)
             length = len(sequence.tokens) + depth
             if blocks.missing_blocks(kv, length) <= blocks.free_blocks:
                 blocks.grow(kv, length)

@@ -6,6 +6,7 @@ nothing but the drafting. Only some sequences are drafted for.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
@@ -20,6 +21,12 @@ _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: multiples of it are 
 def is_watched(seed: int) -> bool:
     """Whether a request is one of the few; no pattern in seeds makes it all of them, or none."""
     return (seed * _GOLDEN % 2**64) * SHARE >> 64 == 0
+
+
+def agreed(draft: Seq[int], decided: Seq[int]) -> int:
+    """Draft tokens before the first that is not what was decided; of equally many."""
+    pairs = zip(draft, decided, strict=True)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), len(draft))
 
 
 @dataclass(slots=True)
@@ -59,9 +66,7 @@ class Shadow:
             return
         decided = sequence.output[waiting.begin : waiting.begin + len(waiting.draft)]
         draft = waiting.draft[: len(decided)]
-        agreed = next(
-            (i for i, (a, b) in enumerate(zip(draft, decided, strict=True)) if a != b), len(draft)
-        )
-        waiting.track.observe(len(draft), agreed)
+        accepted = agreed(draft, decided)
+        waiting.track.observe(len(draft), accepted)
         sequence.shadow_proposed += len(draft)
-        sequence.shadow_accepted += agreed
+        sequence.shadow_accepted += accepted

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 
 from specbatch.pipeline.engines.contract import Cohort
 from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
@@ -25,6 +26,7 @@ from specbatch.pipeline.engines.exact.speculation.options import (
     record_decisions,
     usual,
 )
+from specbatch.pipeline.engines.exact.speculation.pairs import AT_ONCE, Pair, Pairs
 from specbatch.pipeline.engines.exact.speculation.router import Router
 from specbatch.pipeline.engines.exact.speculation.shadow import DEPTH as SHADOW_DEPTH
 from specbatch.pipeline.engines.exact.speculation.shadow import Shadow
@@ -89,25 +91,33 @@ class Speculator:
         self._router = Router(self.proposers, self._controller, self._track)
         self._selection = _Selection(0, 0)
         self._shadow = Shadow()
+        self._pairs = Pairs()
         self._opens = False  # this step: something is tried
         self._pauses = True  # this step: nothing is drafted but at fixed depths
         self._coin = coin or random.Random().random
         self._odds = 0.0  # to draft, by those of being a control, when a coin was last thrown
         self._settling = 0  # steps until the control
         self._shadowing = False  # some sequences are drafted for in shadow
+        self._pairing = False  # some sequences have a candidate
         self._own: dict[Sequence, dict[str, Own]] = {}  # by proposer
         self._tracks: dict[Sequence, Track] = {}  # of the draft that is being verified
         self._control_every = tuning.FIRST_CONTROL_EVERY
         self._replans = 0
 
-    def propose(self, deciding: Seq[Sequence], room: Callable[[Sequence, int], int]) -> DraftPlan:
+    def propose(
+        self,
+        deciding: Seq[Sequence],
+        room: Callable[[Sequence, int], int],
+        busy_sec: float = 0.0,
+    ) -> DraftPlan:
         """A draft for every deciding sequence, most of them empty at depth 0.
 
-        `room(sequence, wanted)` says how many draft tokens there are KV blocks for.
+        `room(sequence, wanted)` says how many draft tokens there are KV blocks for. `busy_sec`:
+        what all steps so far took, of which candidates may have their share.
         """
         nothing = [NO_DRAFT] * len(deciding)
         asking = any(
-            (s.request.depth != 0 or s.request.shadow)
+            (s.request.depth != 0 or s.request.shadow or s.request.candidate in self._by_name)
             and len(self._switched_off(s)) < len(self.proposers)
             for s in deciding
         )
@@ -124,6 +134,8 @@ class Speculator:
             self._controller.replanned(replanning_sec)
         if self._shadowing:
             drafting_sec = self._draft_in_shadow(deciding)
+        if self._pairing:
+            drafting_sec += self._draft_in_pairs(deciding, busy_sec)
         self._opens = self.steps < self._selection.opening_until
         arm = self._drawn(len(deciding), may_be_control=not replans)
         self._pauses = arm is not Arm.DRAFTS
@@ -175,6 +187,7 @@ class Speculator:
 
     def forget(self, sequence: Sequence) -> None:
         self._shadow.forget(sequence)
+        self._pairs.forget(sequence)
         self._own.pop(sequence, None)
         self._tracks.pop(sequence, None)
         selection = self._selection
@@ -339,6 +352,54 @@ class Speculator:
                 self._shadow.keep(option.sequence, proposer, draft, track)
         return took
 
+    def _draft_in_pairs(self, deciding: Seq[Sequence], busy_sec: float) -> float:
+        """Candidates and serving models draft for the same places; the seconds that it took."""
+        self._pairs.compare()
+        if not self._pairs.may_draft(busy_sec):
+            return 0.0
+        due = (pair for s in deciding if self._pairs.is_due(s) and (pair := self._pair_of(s)))
+        pairs = list(islice(due, AT_ONCE))
+        if not pairs:
+            return 0.0
+        begun = time.perf_counter()
+        for proposer in self.proposers:
+            of = [pair for pair in pairs if proposer in (pair.candidate, pair.serving)]
+            if of:
+                made = proposer.propose([p.sequence for p in of], [p.depth for p in of])
+                for pair, draft in zip(of, made, strict=True):
+                    pair.drafts[proposer.name] = draft
+                    proposer.on_verified(pair.sequence)
+        took = time.perf_counter() - begun
+        for pair in pairs:
+            self._pairs.keep(pair, self._track(pair.candidate, pair.sequence))
+        self._pairs.spend(took)
+        return took
+
+    def _pair_of(self, sequence: Sequence) -> Pair | None:
+        """Who is compared on it, and how far both can draft; None: nobody, or not now."""
+        candidate = self._by_name.get(sequence.request.candidate or "")
+        if candidate is None or not (_is_model(candidate) and self._is_open(candidate, sequence)):
+            return None
+        serving = self._serving(sequence)
+        if serving is None:
+            return None
+        depth = min(
+            SHADOW_DEPTH,
+            self._cap(sequence),
+            sequence.remaining - 1,
+            candidate.available(sequence),
+            serving.available(sequence),
+        )
+        return Pair(sequence, candidate, serving, depth) if depth > 0 else None
+
+    def _serving(self, sequence: Sequence) -> Proposer | None:
+        """The draft model that serves it, also while drafts do not pay."""
+        return max(
+            (p for p in self.proposers if _is_model(p) and self._is_source(p, sequence)),
+            key=lambda p: (self._router.suits(p, sequence), self._rate(p, sequence)),
+            default=None,
+        )
+
     # --- replanning ----------------------------------------------------------------------------
     def _must_replan(self, count: int) -> bool:
         """Whether the choice has stood long enough, was made for another number of sequences, or
@@ -354,6 +415,7 @@ class Speculator:
     def _replan(self, deciding: Seq[Sequence]) -> None:
         self._replans += 1
         self._shadowing = any(s.request.shadow for s in deciding)
+        self._pairing = any(s.request.candidate in self._by_name for s in deciding)
         known = self.knowledge.step_time.plain(len(deciding)) is not None
         self.decision_log.tracks.fold()
         view = self._sample(deciding)
@@ -460,21 +522,34 @@ class Speculator:
         return found
 
     def _may(self, proposer: Proposer, sequence: Sequence) -> bool:
-        """Ratio tests need to know what a draft was sampled from; jobs may name their sources, and
-        operators switch them off."""
-        if self.is_off(proposer.name, sequence):
-            return False
+        """Whether its drafts may be verified now."""
         request = sequence.request
-        if request.sources is not None and kind_of(proposer.name) not in request.sources:
-            return False
-        is_model = kind_of(proposer.name) == DRAFT_MODEL
-        if is_model and request.draft_model not in (None, proposer.name):
-            return False
-        if sequence.verification is not Verification.COUPLED and not proposer.has_draft_probs:
+        if not self._is_source(proposer, sequence):
             return False
         if request.depth is not None and not request.shadow:
             return True  # a fixed depth is what was asked for, whether it pays or not
         return self.decision_log.allows(request.route.job, proposer.name, self.steps)
+
+    def _is_source(self, proposer: Proposer, sequence: Sequence) -> bool:
+        """Whether its drafts may be verified, if they pay. Ratio tests need to know what a draft
+        was sampled from; a row may name its draft model, and its candidate drafts in shadow only.
+        """
+        if not self._is_open(proposer, sequence):
+            return False
+        request = sequence.request
+        if _is_model(proposer):
+            if request.draft_model not in (None, proposer.name):
+                return False
+            if request.draft_model is None and request.candidate == proposer.name:
+                return False
+        return sequence.verification is Verification.COUPLED or proposer.has_draft_probs
+
+    def _is_open(self, proposer: Proposer, sequence: Sequence) -> bool:
+        """Jobs may name their sources, and operators switch them off."""
+        if self.is_off(proposer.name, sequence):
+            return False
+        sources = sequence.request.sources
+        return sources is None or kind_of(proposer.name) in sources
 
     def _cap(self, sequence: Sequence) -> int:
         cap = sequence.request.max_depth
@@ -492,3 +567,7 @@ class Speculator:
         if own is None or proposer.name not in own:
             return overall
         return own[proposer.name].rate(overall, self.knowledge.spread_of(proposer.name))
+
+
+def _is_model(proposer: Proposer) -> bool:
+    return kind_of(proposer.name) == DRAFT_MODEL

@@ -27,6 +27,7 @@ from specbatch.schemas.records import (
     TopLogprobs,
     Verification,
 )
+from specbatch.schemas.speculation import NO_SHADOW_PAIR, ShadowPair
 
 
 def stop_ids_of(request: Request, eos_ids: frozenset[int], vocab_size: int) -> frozenset[int]:
@@ -62,6 +63,7 @@ class Sequence:
     baseline_sec: float = 0.0
     shadow_proposed: int = 0
     shadow_accepted: int = 0
+    shadow_pair: ShadowPair = NO_SHADOW_PAIR
     proposed_at_depth: list[int] = field(default_factory=list)
     accepted_at_depth: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -190,6 +192,7 @@ class Sequence:
             recheck=self.recheck,
             shadow_proposed=self.shadow_proposed,
             shadow_accepted=self.shadow_accepted,
+            shadow_pair=self.shadow_pair,
             provenance=Provenance(
                 steps=tuple(self.steps),
                 pass_ticks=tuple(self.pass_ticks),
