@@ -79,7 +79,7 @@ def learn(
     Raises `UsageError` where no model of the name is deployed, or there is nothing to learn from.
     """
     for one in store.settle_rollouts():
-        log.info("rollout %d for %s has ended: %s", one.number, one.scope.words, one.outcome)
+        log.info("rollout %d has ended: %s", one.number, one.outcome)
     for one in store.rollouts():
         if one.scope == lesson.scope:
             return Learned(f"rollout {one.number} for {one.scope.words} goes on: nothing trained")

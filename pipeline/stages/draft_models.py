@@ -143,13 +143,9 @@ class DraftModels:
                 continue
             if (after.share, after.outcome) != (trial.rollout.share, trial.rollout.outcome):
                 self._read_at = -math.inf
-                log.info(
-                    "rollout %d for %s: %s, the candidate drafts for %.0f %% of groups",
-                    number,
-                    after.scope.words,
-                    after.outcome or "goes on",
-                    0.0 if after.ended_at is not None else 100.0 * after.share,
-                )
+                share = 0.0 if after.ended_at is not None else 100.0 * after.share
+                message = "rollout %d: %s, the candidate drafts for %.0f %% of groups"
+                log.info(message, number, after.outcome or "goes on", share)
 
 
 def model_of(models: Models, tag: str | None) -> str | None:
