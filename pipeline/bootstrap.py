@@ -226,6 +226,7 @@ def make_worker(
         models_here,
     )
     from specbatch.pipeline.inputs.tokenizer import TextTokenizer
+    from specbatch.pipeline.policy.costs.pricing import unit_prices
     from specbatch.pipeline.runtime.anchors import Anchoring, Anchors
     from specbatch.pipeline.runtime.device_time import Timekeeper, Timing
     from specbatch.pipeline.runtime.knowledge_store import KnowledgeStore
@@ -307,6 +308,7 @@ def make_worker(
     lease_keeper = LeaseKeeper(store, settings.lease_sec)
     switches = SwitchReader(store, engines)
     switches.read()
+    lease_keeper.at_heartbeats(lease_keeper.report_usage)
     lease_keeper.at_heartbeats(switches.read)
     lease_keeper.at_checks(switches.read)
     if timekeeper is not None:
@@ -326,6 +328,7 @@ def make_worker(
         owner=owner,
         lease_sec=settings.lease_sec,
         price_microusd=device_here.price_microusd,
+        unit_prices=unit_prices(settings.price_book),
         jobs=KnownJobs(store),
         tokenizers=Tokenizers(fake_models.tokenizer if fake_models else TextTokenizer.load, models),
         drafting=Drafting(store, objects, drafts_beside, lambda: switches.now),

@@ -22,6 +22,7 @@ from specbatch.pipeline.observe.tracing.tracing import NO_SPAN, Span
 from specbatch.schemas.errors import FencedError, StoreError
 from specbatch.schemas.records import Lease, Stage
 from specbatch.schemas.refusals import should_log
+from specbatch.schemas.usage import UsageMeter
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ class Held:
     spent_usd: Callable[[], float] = _nothing  # what the attempt has cost so far
     split_wanted: bool = False  # an idle worker asks for half of the group
     span: Span = NO_SPAN  # of the attempt
+    usage: UsageMeter = field(default_factory=UsageMeter)  # what the attempt uses
     on_split_wanted: Callable[[], None] = lambda: None
 
     def when_asked_to_split(self, on_split_wanted: Callable[[], None]) -> None:
@@ -84,14 +86,18 @@ class LeaseKeeper:
 
     @contextmanager
     def hold(
-        self, lease: Lease, on_cancel: Callable[[], None] = lambda: None, span: Span = NO_SPAN
+        self,
+        lease: Lease,
+        on_cancel: Callable[[], None] = lambda: None,
+        span: Span = NO_SPAN,
+        usage: UsageMeter | None = None,
     ) -> Iterator[Held]:
         """Keep the lease alive inside the block; `on_cancel` runs once if the job is cancelled.
 
         Only a store that was restored from a copy gives out the same lease twice. The earlier
         holder has lost it: it may have read from a store that no longer exists.
         """
-        held = Held(lease, on_cancel, span=span)
+        held = Held(lease, on_cancel, span=span, usage=usage or UsageMeter())
         with self._lock:
             earlier = self._held.get(lease)
             self._held[lease] = held
@@ -161,6 +167,18 @@ class LeaseKeeper:
             asked, entry.split_wanted = entry.split_wanted, entry.lease in beat.split_wanted
             if entry.split_wanted and not asked:
                 entry.on_split_wanted()
+
+    def report_usage(self) -> None:
+        """Store what the attempts in hand used so far: a killed process reports no more."""
+        with self._lock:
+            meters = {x: h.usage for x, h in self._held.items() if not h.usage.is_over}
+        if not meters:
+            return
+        try:
+            self._store.report_usage(meters)
+        except StoreError as error:
+            if should_log(error):
+                log.info("could not report what attempts used; will retry: %s", error)
 
     def check_cancelled(self) -> None:
         """Ask now which jobs in work must stop, and stop the work on them."""

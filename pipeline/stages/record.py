@@ -34,12 +34,11 @@ def record(context: StageContext, job_id: str, index: int) -> None:
         tokenizer = context.tokenizers.of_job(job)
         texts = tokenizer.decode_batch([record.token_ids for record in records])
         done = with_text(records, texts, rows, spec, tokenizer.decode)
-        due = store.commit_group(
-            work.lease,
-            kept_records(context.privacy.text_policy(job), done, tokenizer, texts),
-            StageTiming(time.monotonic() - begun),
-            group_report(records) | read_measured(results),
-        )
+        kept = kept_records(context.privacy.text_policy(job), done, tokenizer, texts)
+        report = group_report(records) | read_measured(results)
+        with held.usage.last_write():
+            timing = StageTiming(time.monotonic() - begun)
+            due = store.commit_group(work.lease, kept, timing, report, held.usage)
         spans.recorded(held.span, job, records, begun_ns)
         if due is not None:
             context.enqueue_unit(job, due, None)
