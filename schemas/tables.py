@@ -229,6 +229,8 @@ class Completion(Base):
     digest: Mapped[bytes | None] = mapped_column(LargeBinary)
     numeric_class: Mapped[str | None]  # that its tokens were decided in; NULL: not known
     model_fingerprint: Mapped[str | None]  # of the model that decided them; NULL: not known
+    # Proves its prompt and output after these are purged (`receipts.py`); NULL: there was no key.
+    receipt: Mapped[bytes | None] = mapped_column(LargeBinary)
 
 
 class Rejected(Base):

@@ -11,14 +11,17 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from specbatch.pipeline.audit.receipts import differing
 from specbatch.pipeline.engines.contract import Completion, ModelFolder, Request
 from specbatch.pipeline.engines.exact.recheck import Difference
 from specbatch.pipeline.engines.exact.replayer import Comparison, Replayer
 from specbatch.pipeline.engines.models.fingerprint import fingerprint_of
 from specbatch.pipeline.engines.models.model_folder import config_and_weights_sha256
+from specbatch.pipeline.inputs.rows import RowChecker
 from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.operations.audit import Replayed
+from specbatch.pipeline.operations.given import Given, proved_row
 from specbatch.pipeline.stages.requests import requests_of, with_text
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.pipeline.storage.prompts import reader
@@ -40,10 +43,13 @@ class Twice:
 
     kept: CompletionRecord
     fresh: CompletionRecord
+    unsealed: tuple[str, ...] | None = None  # parts that differ from a receipt; None: without one
 
     @property
     def differing(self) -> list[str]:
-        """Names of the fields that are not equal bit for bit."""
+        """Names of the fields, or parts of the receipt, that are not equal bit for bit."""
+        if self.unsealed is not None:
+            return list(self.unsealed)
         old, new = self.kept, self.fresh
         same = {
             "token_ids": tuple(old.token_ids) == tuple(new.token_ids),
@@ -65,8 +71,11 @@ class Replays:
         spec: JobSpec,
         tokenizer: TextTokenizer,
         replayer: Replayer,
+        checker: RowChecker,
     ) -> None:
         self._store = store
+        self._objects = objects
+        self._checker = checker
         self._job = job
         self._is_private = not job.privacy.is_full or job.purged_at is not None
         self._spec = spec
@@ -148,14 +157,18 @@ class Replays:
             margin=margin,
         )
 
-    def again(self, row_index: int, sample: int) -> Twice:
-        """Generate one completion again, without drafts.
+    def again(self, row_index: int, sample: int, given: Given | None = None) -> Twice:
+        """Generate one completion again, without drafts. `given`: its row, which its receipt has
+        to prove; then the receipt is also what the new output is compared with.
 
         Raises `UsageError` if there is no completion, or none that can be compared, and
         `ObjectError` if its prompt is gone.
         """
-        if self._is_private:
-            raise UsageError(f"texts of job {self._job.job_id} are not kept: nothing to compare")
+        if self._is_private and given is None:
+            raise UsageError(
+                f"texts of job {self._job.job_id} are not kept: give the text of row {row_index} "
+                "with --prompt FILE, or the whole row with --row FILE"
+            )
         kept = self._store.kept_one(self._job.job_id, row_index, sample)
         if kept is None or kept.record is None:
             raise UsageError(
@@ -167,7 +180,7 @@ class Replays:
                 f"row {row_index} was decided by another model (fingerprint {shown(other)}) than "
                 f"here ({shown(str(self._replayer.model_fingerprint))}): it cannot be compared"
             )
-        row = self._prompt(kept)
+        row = self._prompt(kept) if given is None else self._proved(kept.record, given)
         if row is None:
             raise UsageError(f"row {row_index} is not among the prompts of its group")
         request = self._request(row, sample)
@@ -178,8 +191,20 @@ class Replays:
             )
         if request.params.temperature and not samples_by_seed(kept.record.numeric_class):
             raise UsageError(f"row {row_index} was {_SAMPLED}: it cannot be written again")
-        fresh = self._replayer.again(request)
-        return Twice(kept.record, self._as_record(kept.record, row, fresh))
+        if given is not None:
+            request = replace(request, seed=kept.record.seed)  # as sampled: the row lost its own
+        fresh = self._as_record(kept.record, row, self._replayer.again(request))
+        return Twice(kept.record, fresh, None if given is None else self._unsealed(fresh))
+
+    def _proved(self, record: CompletionRecord, given: Given) -> PromptRow:
+        objects = self._objects
+        of = (objects, objects.cipher, self._job, self._spec, self._checker)
+        return proved_row(*of, record, given)
+
+    def _unsealed(self, fresh: CompletionRecord) -> tuple[str, ...]:
+        assert self._objects.cipher is not None, "the row was proved with it"
+        assert fresh.receipt is not None, "and by this"
+        return differing(self._objects.cipher, fresh.receipt, self._job.job_id, fresh)
 
     def _as_record(
         self, kept: CompletionRecord, row: PromptRow, fresh: Completion

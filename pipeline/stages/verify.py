@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
+from specbatch.pipeline.audit.receipts import with_receipts
 from specbatch.pipeline.engines.contract import Completion, Engines, Request, Ticket
 from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.policy.costs.controls import NOTHING_MEASURED
@@ -251,6 +252,7 @@ def _keep_finished(context: StageContext, group: _Group) -> None:
     texts = tokenizer.decode_batch([record.token_ids for record in records])
     records = with_text(records, texts, group.rows, group.spec, tokenizer.decode)
     report = group_report(records) | put_kept(context.objects, job, lease, records)
+    records = with_receipts(context.privacy.cipher, job.job_id, group.rows, records)
     kept = kept_records(context.privacy.text_policy(job), records, tokenizer)
     timing = context.device_time(tickets)
     keep = partial(context.store.keep_part, lease, kept, timing, report, usage=held.usage)

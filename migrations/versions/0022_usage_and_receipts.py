@@ -1,12 +1,13 @@
-"""What attempts used beside devices: processor time, statements, requests, bytes.
+"""What attempts used beside devices: processor time, statements, requests, bytes. And receipts, that
+prove prompts and outputs after their texts are gone.
 
-Revision 0022. Jobs from before have none. Taking it back loses what there is.
+Revision 0022. Jobs from before have neither. Taking it back loses what there is.
 """
 
 import sqlalchemy as sa
 from alembic import op
 
-from specbatch.migrations.shared import on_postgres
+from specbatch.migrations.shared import drop_columns, on_postgres
 from specbatch.schemas.sql_roles import granting
 from specbatch.schemas.sql_triggers import creating
 
@@ -32,8 +33,10 @@ def upgrade() -> None:
         ),
         sa.PrimaryKeyConstraint("job_id", "group_index", "generation", name="pk_stage_usage"),
     )
+    op.add_column("completions", sa.Column("receipt", sa.LargeBinary(), nullable=True))
     on_postgres([*creating(), *granting()])
 
 
 def downgrade() -> None:
+    drop_columns("completions", ["receipt"])
     op.drop_table("stage_usage")
