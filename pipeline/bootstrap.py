@@ -305,7 +305,8 @@ def make_worker(
     device_here = priced_device(settings)
     serves = None if verifying is None else ServedModels(verifying.serves, settings.lease_sec / 6)
     timekeeper = Timekeeper(store, owner, device_here, engines, serves) if engines else None
-    lease_keeper = LeaseKeeper(store, settings.lease_sec)
+    prices = unit_prices(settings.price_book)
+    lease_keeper = LeaseKeeper(store, settings.lease_sec, unit_prices=prices)
     switches = SwitchReader(store, engines)
     switches.read()
     lease_keeper.at_heartbeats(lease_keeper.report_usage)
@@ -328,7 +329,6 @@ def make_worker(
         owner=owner,
         lease_sec=settings.lease_sec,
         price_microusd=device_here.price_microusd,
-        unit_prices=unit_prices(settings.price_book),
         jobs=KnownJobs(store),
         tokenizers=Tokenizers(fake_models.tokenizer if fake_models else TextTokenizer.load, models),
         drafting=Drafting(store, objects, drafts_beside, lambda: switches.now),

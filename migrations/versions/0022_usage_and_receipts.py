@@ -1,5 +1,5 @@
-"""What attempts used beside devices: processor time, statements, requests, bytes. And receipts, that
-prove prompts and outputs after their texts are gone.
+"""What attempts used beside devices, and receipts of completions that prove prompts and outputs
+after their texts are gone.
 
 Revision 0022. Jobs from before have neither. Taking it back loses what there is.
 """

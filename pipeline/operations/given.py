@@ -150,8 +150,7 @@ def read_text(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8", "strict")
     except OSError as error:
-        raise UsageError(
-            f"cannot read {path}: {(error.strerror or 'no such file').lower()}"
-        ) from None
+        reason = (error.strerror or "no such file").lower()
+        raise UsageError(f"cannot read {path}: {reason}") from None
     except UnicodeDecodeError:
         raise UsageError(f"{path} is not UTF-8 text") from None

@@ -33,7 +33,6 @@ from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.records import GroupWork, JobRow, Lease, Stage
 from specbatch.schemas.refusals import RIGHTS
 from specbatch.schemas.timekeeping import Attempt
-from specbatch.schemas.usage import UsageMeter
 
 log = logging.getLogger(__name__)
 
@@ -86,35 +85,12 @@ def attempt(
     context: StageContext, lease: Lease, on_cancel: Callable[[], None] = lambda: None
 ) -> Iterator[Held]:
     """Keep the lease alive inside the block; on failure give the unit back with the reason."""
-    with _measured(context, lease) as usage, _held(context, lease, on_cancel, usage) as held:
-        yield held
-
-
-@contextmanager
-def _measured(context: StageContext, lease: Lease) -> Iterator[UsageMeter]:
-    """Count what the attempt uses; what its own writes have not stored is stored at the end."""
-    usage = UsageMeter(context.unit_prices)
-    try:
-        with usage.measuring():
-            yield usage
-    finally:
-        if not usage.is_over:
-            try:
-                context.store.report_usage({lease: usage})
-            except StoreError as error:
-                log.info("could not store what the attempt used: %s", error)
-
-
-@contextmanager
-def _held(
-    context: StageContext, lease: Lease, on_cancel: Callable[[], None], usage: UsageMeter
-) -> Iterator[Held]:
     store = context.store
     work_on(CurrentWork.of(lease))
     try:
         with (
             context.tracing.attempt(lease) as span,
-            context.lease_keeper.hold(lease, on_cancel, span, usage) as held,
+            context.lease_keeper.hold(lease, on_cancel, span) as held,
         ):
             yield held
     except FencedError as error:

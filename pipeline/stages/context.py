@@ -39,7 +39,6 @@ from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import Artefact, DueWork, JobRow, Lease, Stage, StageTiming
 from specbatch.schemas.spec import JobSpec, spec_of
 from specbatch.schemas.timekeeping import usd_of
-from specbatch.schemas.usage import Prices
 
 MOST_KNOWN = 64
 
@@ -86,7 +85,6 @@ class StageContext:
     max_open_groups: int  # of a job, before its input is read on
     max_attempts: int
     reader_bytes: int
-    unit_prices: Prices = field(default_factory=dict)  # of what attempts use beside the device
     paused: PausedReadings = field(default_factory=PausedReadings)
     proposing: Engines | None = None
     verifying: Engines | None = None
