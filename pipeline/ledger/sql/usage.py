@@ -6,7 +6,17 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, Executable, case, false, func, literal_column, or_, select
+from sqlalchemy import (
+    Connection,
+    Executable,
+    Select,
+    case,
+    false,
+    func,
+    literal_column,
+    or_,
+    select,
+)
 
 from specbatch.pipeline.ledger.sql.transactions import Now, upsert
 from specbatch.schemas.records import Lease, Stage
@@ -44,7 +54,7 @@ def of_jobs(conn: Connection, job_id: str | None = None) -> list[Usage]:
         "in_flight": in_flight,
         "prices": StageUsage.prices,
     }
-    query = (
+    query: Select[Any] = (
         select(
             *(column.label(name) for name, column in of.items()),
             func.count().label("attempts"),
