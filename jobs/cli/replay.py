@@ -38,6 +38,14 @@ def replay(
             "--verifier", help="folder of the job's verifier, if it moved", show_default=False
         ),
     ] = None,
+    proposer: Annotated[
+        str | None,
+        typer.Option(
+            "--proposer",
+            help="folder of the draft model of a job with ratio tests, if it moved",
+            show_default=False,
+        ),
+    ] = None,
     prompt: Annotated[
         str | None,
         typer.Option(
@@ -78,7 +86,8 @@ def replay(
     with closing(make_store(settings)) as store:
         job = store.get_job(job_id)
         spec = None if spec_file is None else read_spec_file(Path(spec_file))
-        twice = make_replays(settings, store, job, verifier, spec).again(row, sample, given)
+        replays = make_replays(settings, store, job, verifier, spec, proposer, tests_again=True)
+        twice = replays.again(row, sample, given)
     if json:
         say_json(as_json(job.job_id, twice))
     else:

@@ -31,10 +31,10 @@ def with_receipts(
     job_id: str,
     rows: Iterable[PromptRow],
     records: Sequence[CompletionRecord],
-) -> Sequence[CompletionRecord]:
+) -> list[CompletionRecord]:
     """The records, which are whole, with their receipts; unchanged without a key."""
     if cipher is None:
-        return records
+        return list(records)
     by_index = {row.row_index: row for row in rows}
     return [
         replace(

@@ -44,9 +44,12 @@ def make_replays(
     job: JobRow,
     verifier: str | None = None,
     given_spec: Mapping[str, Any] | None = None,
+    proposer: str | None = None,
+    tests_again: bool = False,
 ) -> Replays:
-    """What replays a job's completions; `verifier` is the folder of its model, if it moved.
-    `given_spec`: the job's, if it was purged.
+    """What replays a job's completions; `verifier` and `proposer` are the folders of its models, if
+    these moved. `given_spec`: the job's, if it was purged. `tests_again`: ratio tests are done
+    again, with the draft model that they need.
 
     Raises `ModelError` for another model than the job's, `MissingExtraError` and `UsageError`.
     """
@@ -57,12 +60,21 @@ def make_replays(
     from specbatch.pipeline.inputs.rows import RowChecker
     from specbatch.pipeline.inputs.tokenizer import TextTokenizer
     from specbatch.pipeline.operations.given import proved_spec
-    from specbatch.pipeline.operations.replay import Replays, check_model
+    from specbatch.pipeline.operations.replay import (
+        Replays,
+        check_draft_model,
+        check_model,
+        uses_ratio_tests,
+    )
 
     objects = _objects(settings)
     spec = proved_spec(objects.cipher, job, given_spec)
     folder = inspect_model(verifier or spec.verifier)
     check_model(job, spec, folder)
+    drafting = None
+    if tests_again and uses_ratio_tests(spec) and (ref := proposer or spec.proposer) is not None:
+        drafting = inspect_model(ref)
+        check_draft_model(job, drafting)
     device = DeviceOptions(settings.device, settings.cuda_graphs, settings.torch_compile)
     device.check()
     replayer = Replayer(
@@ -71,6 +83,7 @@ def make_replays(
         device,
         settings.kv_cache_bytes,
         settings.max_batch_tokens,
+        drafting,
     )
     tokenizer = TextTokenizer.load(str(folder.path))
     checker = RowChecker(spec, tokenizer, folder.context_tokens, folder.vocab_size)
