@@ -9,7 +9,6 @@ from typing import Any
 from sqlalchemy import (
     Connection,
     Executable,
-    Select,
     case,
     false,
     func,
@@ -47,19 +46,20 @@ def of_jobs(conn: Connection, job_id: str | None = None) -> list[Usage]:
     # No parameter: one in SELECT would not be known for the same as one in GROUP BY.
     of_job = StageUsage.group_index == literal_column(str(NO_GROUP))
     in_flight = func.coalesce(case((of_job, held_job), else_=held_group), false())
-    of = {
+    of: dict[str, Any] = {
         "job_id": StageUsage.job_id,
         "stage": StageUsage.stage,
         "kept": StageUsage.kept,
         "in_flight": in_flight,
         "prices": StageUsage.prices,
     }
-    query: Select[Any] = (
-        select(
-            *(column.label(name) for name, column in of.items()),
-            func.count().label("attempts"),
-            *(func.sum(getattr(StageUsage, name)).label(name) for name in COUNTERS),
-        )
+    columns: list[Any] = [
+        *(column.label(name) for name, column in of.items()),
+        func.count().label("attempts"),
+        *(func.sum(getattr(StageUsage, name)).label(name) for name in COUNTERS),
+    ]
+    query = (
+        select(*columns)
         .select_from(StageUsage)
         .outerjoin(Job, Job.job_id == StageUsage.job_id)
         .outerjoin(
