@@ -96,7 +96,11 @@ def _read(
         source = open_source(spec.input.model_copy(update=here), objects)
         for batch in source.read():
             for row in checker.check(batch, record.row_index, has_ids=False):
-                return replace(row, seed=record.seed) if isinstance(row, PromptRow) else None
+                if not isinstance(row, PromptRow):
+                    return None
+                # The seed and the number of samples are the recorded ones, whatever was given.
+                samples = max(row.n, record.sample_index + 1)
+                return replace(row, seed=record.seed, n=samples)
     return None
 
 

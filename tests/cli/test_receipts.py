@@ -67,9 +67,11 @@ def test_texts_that_were_never_kept_are_given_too(
     cli: Cli, job: list[object], folder: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     monkeypatch.setenv("SPECBATCH_TENANT_PRIVACY", json.dumps({"clinic": mode}))
-    job_id = submitted(cli, job)
-    told = cli("replay", f"{job_id}/3", "--prompt", text_file(folder), "--json").json
-    assert (told["differing"], told["by_receipt"], told["row"]) == ([], True, 3)
+    job_id = submitted(cli, job, "--n", 2)
+    asked = ("--prompt", text_file(folder))
+    told = cli("replay", f"{job_id}/3/1", *asked, "--json").json
+    assert (told["differing"], told["by_receipt"]) == ([], True)
+    assert (told["row"], told["sample"]) == (3, 1)
     kept = told["kept"]["token_ids"]
     assert mode == "redacted" or set(kept) == {-1}
     assert len(told["written"]["token_ids"]) == len(kept)
