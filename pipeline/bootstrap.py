@@ -227,6 +227,7 @@ def make_worker(
         models_here,
     )
     from specbatch.pipeline.inputs.tokenizer import TextTokenizer
+    from specbatch.pipeline.policy.costs.pricing import unit_prices
     from specbatch.pipeline.runtime.anchors import Anchoring, Anchors
     from specbatch.pipeline.runtime.device_time import Timekeeper, Timing
     from specbatch.pipeline.runtime.knowledge_store import KnowledgeStore
@@ -306,12 +307,14 @@ def make_worker(
     device_here = priced_device(settings)
     serves = None if verifying is None else ServedModels(verifying.serves, settings.lease_sec / 6)
     timekeeper = Timekeeper(store, owner, device_here, engines, serves) if engines else None
-    lease_keeper = LeaseKeeper(store, settings.lease_sec)
+    prices = unit_prices(settings.price_book)
+    lease_keeper = LeaseKeeper(store, settings.lease_sec, unit_prices=prices)
     beside_verifier = [] if folders[1] is None else [folders[1], *beside]
     switches = SwitchReader(
         store, engines, pairs_that_do_not_pay(store, verifying, beside_verifier)
     )
     switches.read()
+    lease_keeper.at_heartbeats(lease_keeper.report_usage)
     lease_keeper.at_heartbeats(switches.read)
     lease_keeper.at_checks(switches.read)
     if timekeeper is not None:

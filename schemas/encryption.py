@@ -31,6 +31,7 @@ _TEXT_MAGIC = "\x1aS1."  # `escape_text` writes hexadecimal digits after \x1a, s
 _KEY_BYTES, _ID_BYTES, _NONCE_BYTES = 32, 4, 12
 _HEADER_BYTES = len(_MAGIC) + _ID_BYTES + _NONCE_BYTES
 _HASH_CHARS = 32  # of a keyed hash: 128 bits
+_SEAL_BYTES = 16
 
 
 class Cipher:
@@ -115,6 +116,23 @@ class Cipher:
         key = _derived(self._oldest, f"hash {about}")
         return hmac.digest(key, text.encode("utf-8", "surrogatepass"), "sha256").hex()[:_HASH_CHARS]
 
+    def sealed(self, about: str, parts: Sequence[bytes]) -> bytes:
+        """The key's id, then a keyed digest of each part. Nobody without the key can guess one."""
+        key = self._oldest
+        digests = (_seal(key, about, place, part) for place, part in enumerate(parts))
+        return b"".join((_derived(key, "id")[:_ID_BYTES], *digests))
+
+    def unseals(self, seal: bytes, about: str, place: int, part: bytes) -> bool:
+        """Whether this is the part that was sealed at this place. Raises `UnknownKeyError`."""
+        key = self._keys.get(seal[:_ID_BYTES])
+        if key is None:
+            raise UnknownKeyError(
+                f"a {about} was sealed with a key that is missing from {SETTING}: add it after the "
+                "others"
+            )
+        digest = seal[_ID_BYTES:][place * _SEAL_BYTES :][:_SEAL_BYTES]
+        return hmac.compare_digest(digest, _seal(key, about, place, part))
+
     def _encrypted(self, data: bytes, about: str, nonce: bytes) -> bytes:
         key = self._newest
         ciphertext = _aes(key, about).encrypt(nonce, data, about.encode())
@@ -139,6 +157,10 @@ def _decoded(part: str) -> bytes:
         return base64.b64decode(part, altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
         return b""
+
+
+def _seal(key: bytes, about: str, place: int, part: bytes) -> bytes:
+    return hmac.digest(_derived(key, f"{about} {place}"), part, "sha256")[:_SEAL_BYTES]
 
 
 @lru_cache(maxsize=1024)

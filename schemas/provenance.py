@@ -88,6 +88,18 @@ def passes_of(origins: Sequence[int]) -> tuple[list[int], int]:
     return kept, ends.count(_PLAIN)
 
 
+def pass_depths(origins: Sequence[int], drafted: Sequence[int]) -> dict[int, int]:
+    """Draft tokens of each pass with a draft, by the tokens of output before it."""
+    found, begin, left = {}, 0, iter(drafted)
+    for place, origin in enumerate(bytes(origins)):
+        is_last = place == len(origins) - 1
+        if origin != _ACCEPTED[0] or is_last:
+            if origin != _PLAIN[0]:
+                found[begin] = next(left)
+            begin = place + 1
+    return found
+
+
 def by_depth(
     origins: Sequence[int], drafted: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:

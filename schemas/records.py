@@ -337,6 +337,7 @@ class CompletionRecord:
     ahead_price_microusd: int = 0
     numeric_class: str | None = None  # that its tokens were decided in; None: not known
     model_fingerprint: str | None = None  # of the model that decided them; None: not known
+    receipt: bytes | None = None  # see `audit/receipts.py`; None: there was no key when recorded
 
 
 @dataclass(frozen=True, slots=True)

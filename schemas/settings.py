@@ -24,8 +24,9 @@ from specbatch.schemas.file_modes import Access
 from specbatch.schemas.masking import MASK, mask_url, remember, remember_secrets
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.schemes import why_not_writable
+from specbatch.schemas.usage import PRICE_NAMES
 
-PLACE = r"^[^/]+/[^/]+/(on-demand|reserved|spot)$"
+PRICED = rf"^([^/]+/[^/]+/(on-demand|reserved|spot)|{'|'.join(PRICE_NAMES)})$"
 MOST_USD = 1_000_000.0
 
 
@@ -114,9 +115,10 @@ class Settings(BaseSettings):
     price_per_device_hour_usd: Usd = Field(
         default=0.20, description="price of a device that is not in the price book"
     )
-    price_book: dict[Annotated[str, Field(pattern=PLACE)], Usd] = Field(
+    price_book: dict[Annotated[str, Field(pattern=PRICED)], Usd] = Field(
         default_factory=dict,
-        description="kind/region/tenure of devices: dollars per hour, as JSON",
+        description="kind/region/tenure of devices: dollars per hour, and the prices of what else "
+        f"a job uses ({', '.join(PRICE_NAMES)}), as JSON",
     )
     device_kind: str = Field(
         default="", description="what this worker's device is in the price book; empty: `device`"

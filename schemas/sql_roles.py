@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 
 from specbatch.schemas import months
 from specbatch.schemas.audit import EntryKind
+from specbatch.schemas.usage import COUNTERS
 
 WORKER, OPERATOR, AUDITOR = "specbatch_worker", "specbatch_operator", "specbatch_auditor"
 PRIVACY = "specbatch_privacy"
@@ -48,6 +49,7 @@ TABLES = (
     "worker_sessions",
     "worker_processes",
     "time_slices",
+    "stage_usage",
     "schedule_runs",
     "notifications",
     "draft_switches",
@@ -81,6 +83,7 @@ RIGHTS: Mapping[str, Rights] = {
             *("groups", "completions", "rejected_rows", "decisions", "machine_knowledge"),
             *("acceptance_priors", "tenants", "audit_log", "worker_sessions", "time_slices"),
             *("worker_processes", "notifications", "acceptance_days", "rollout_groups"),
+            "stage_usage",
         ),
         deletes=("worker_processes", "acceptance_days"),  # of those that ended; of long ago
         columns={
@@ -114,6 +117,7 @@ RIGHTS: Mapping[str, Rights] = {
                 *("kept", "prefill_ticks", "verify_ticks", "draft_ticks", "rejected_ticks"),
                 *("padding_ticks", "overhead_ticks"),
             ),
+            "stage_usage": ("kept", *COUNTERS),
         },
         sequences=("decisions_id_seq", "rollout_groups_id_seq"),
         functions=(months.FUNCTION,),

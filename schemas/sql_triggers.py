@@ -23,6 +23,7 @@ from specbatch.schemas.audit import FIRST, EntryKind
 from specbatch.schemas.provenance import Ticks
 from specbatch.schemas.records import JobState, Stage
 from specbatch.schemas.sql_roles import AUDITOR, ENTRIES, OPERATOR, PRIVACY, ROLES, WORKER
+from specbatch.schemas.usage import COUNTERS
 
 _ENDS = "ARRAY[" + ", ".join(f"'{state.value}'" for state in JobState if state.is_final) + "]"
 _CLOSED = f"('{Stage.DONE.value}', '{Stage.FAILED.value}', '{Stage.CANCELLED.value}')"
@@ -34,6 +35,7 @@ _AFTER_THE_END = (
     "ARRAY['log_number', 'log_head', 'purged_at', 'purged_to', 'sealed_spec', 'last_error']"
 )
 _SHRINKS = " OR ".join(f"NEW.{kind}_ticks < OLD.{kind}_ticks" for kind in Ticks.__slots__)
+_USE_SHRINKS = " OR ".join(f"NEW.{name} < OLD.{name}" for name in COUNTERS)
 _DOERS = f"ARRAY['{WORKER}', '{OPERATOR}']"
 _PEOPLE = f"ARRAY['{OPERATOR}', '{AUDITOR}', '{PRIVACY}']"
 _KINDS = " ".join(
@@ -148,7 +150,7 @@ _BODIES = {
     why := 'a group that has ended stays as it is for workers';
   END IF;""",
     "specbatch_slice": """
-  why := 'device time only grows, and what is kept of it stays kept';""",
+  why := 'what was measured only grows, and what is kept of it stays kept';""",
     "specbatch_group": f"""
   IF NOT {_DOERS} && mine THEN why := 'this role only empties texts'; END IF;""",
     "specbatch_completion": """
@@ -197,6 +199,12 @@ _TRIGGERS = {
         "time_slices", "BEFORE UPDATE", f"FOR EACH ROW WHEN (NEW.kept < OLD.kept OR {_SHRINKS})",
         "specbatch_slice",
     ),
+    "stage_usage_grows": (
+        "stage_usage",
+        "BEFORE UPDATE",
+        f"FOR EACH ROW WHEN (NEW.kept < OLD.kept OR {_USE_SHRINKS})",
+        "specbatch_slice",
+    ),
     "groups_error": (
         "groups",
         "BEFORE UPDATE OF last_error",
@@ -211,18 +219,24 @@ _TRIGGERS = {
     ),
 }  # fmt: skip
 
+# Earlier revisions lack some tables.
+_ON_TABLE = """
+DO $do$ BEGIN IF to_regclass('{table}') IS NOT NULL THEN EXECUTE $made${made}$made$; END IF; END
+$do$"""
+
 _OF_ENDED = ("jobs_ended", "groups_ended", "time_slices_grow")  # since revision 0016
 
 
 def creating() -> Iterator[str]:
-    """Statements for PostgreSQL with all tables in place; they replace earlier triggers."""
+    """Statements for PostgreSQL; they replace earlier triggers."""
     yield _BOUND
     for name, body in _BODIES.items():
         yield _FUNCTION.replace("<name>", name).replace("<body>", body)
     for name, (table, when, how, function) in _TRIGGERS.items():
         kind = "CONSTRAINT TRIGGER" if how == _AT_END else "TRIGGER"
         yield f"DROP TRIGGER IF EXISTS {name} ON {table}"
-        yield f"CREATE {kind} {name} {when} ON {table} {how} EXECUTE FUNCTION {function}()"
+        made = f"CREATE {kind} {name} {when} ON {table} {how} EXECUTE FUNCTION {function}()"
+        yield _ON_TABLE.format(table=table, made=made)
 
 
 def dropping() -> Iterator[str]:

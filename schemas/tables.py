@@ -229,6 +229,8 @@ class Completion(Base):
     digest: Mapped[bytes | None] = mapped_column(LargeBinary)
     numeric_class: Mapped[str | None]  # that its tokens were decided in; NULL: not known
     model_fingerprint: Mapped[str | None]  # of the model that decided them; NULL: not known
+    # Proves its prompt and output after these are purged (`receipts.py`); NULL: there was no key.
+    receipt: Mapped[bytes | None] = mapped_column(LargeBinary)
 
 
 class Rejected(Base):
@@ -445,7 +447,7 @@ Index(
 
 
 # --- device time: counters in ticks, which only grow (see `ledger/contract.py`) ---------------
-def _ticks() -> Any:
+def _ticks() -> Any:  # and other counters
     return mapped_column(BigInteger, default=0)
 
 
@@ -525,6 +527,29 @@ class TimeSlice(Base):
     rejected_ticks: Mapped[int] = _ticks()
     padding_ticks: Mapped[int] = _ticks()
     overhead_ticks: Mapped[int] = _ticks()
+
+
+class StageUsage(Base):
+    """What one attempt used beside devices (`usage.py`): counters that only grow."""
+
+    __tablename__ = "stage_usage"
+
+    # No key of `jobs`: what was paid for stays, whatever becomes of the job's row.
+    job_id: Mapped[str] = mapped_column(primary_key=True)
+    group_index: Mapped[int] = mapped_column(
+        primary_key=True, autoincrement=False
+    )  # -1: an attempt at the job itself
+    generation: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    stage: Mapped[str]
+    kept: Mapped[bool]  # its results were
+    prices: Mapped[str]  # JSON: millionths of a dollar by name, without those that are 0
+    cpu_ticks: Mapped[int] = _ticks()
+    store_statements: Mapped[int] = _ticks()
+    object_writes: Mapped[int] = _ticks()
+    object_reads: Mapped[int] = _ticks()
+    stored_bytes: Mapped[int] = _ticks()
+    sent_bytes: Mapped[int] = _ticks()
+    received_bytes: Mapped[int] = _ticks()
 
 
 class ScheduleRun(Base):

@@ -91,6 +91,7 @@ def time_slice(row: Any) -> TimeSlice:
 def job_time(row: Any) -> JobTime:
     return JobTime(
         job_id=row.job_id,
+        stage=Stage(row.stage),
         price_microusd=row.price_microusd,
         kept=bool(row.kept),
         in_flight=bool(row.in_flight),

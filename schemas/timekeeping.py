@@ -114,9 +114,10 @@ class TimeSlice:
 
 @dataclass(frozen=True, slots=True)
 class JobTime:
-    """The total time of a job's attempts with the same result and price."""
+    """The total time of a job's attempts at a stage with the same result and price."""
 
     job_id: str
+    stage: Stage
     price_microusd: int
     kept: bool
     in_flight: bool

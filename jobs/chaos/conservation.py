@@ -23,6 +23,7 @@ from specbatch.pipeline.stages.publish import with_unfinished_rows
 from specbatch.pipeline.storage.artefacts import read_prompts
 from specbatch.pipeline.storage.objects import Objects, join, tidy
 from specbatch.pipeline.storage.workspace import read_own
+from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.errors import SpecbatchError
 from specbatch.schemas.provenance import TimeKind
 from specbatch.schemas.records import CompletionRecord, FinishReason, JobRow, JobState, Stage
@@ -122,6 +123,7 @@ def report(
         violations += _of_end(store, job, counted)
         violations += _of_output(store, objects, job, expected)
         violations += job_time_violations(store, job, restored)
+        violations += usage_violations(store, job, restored)
     return Report(job_id, job.state, counted, tuple(violations))
 
 
@@ -270,6 +272,25 @@ def job_time_violations(store: Store, job: JobRow, restored: bool = False) -> It
             yield f"of {what} time, attempts had {had} and their rows were given {in_rows}"
         elif _is_within(NOTHING, more):
             cut_off -= more  # no lost time is given to two kinds
+
+
+def usage_violations(store: Store, job: JobRow, restored: bool = False) -> Iterator[str]:
+    """Check what attempts used beside devices: results that were stored once were paid for once.
+
+    `restored` as in `job_time_violations`.
+    """
+    if restored:
+        return
+    kept: Counter[Stage] = Counter()
+    for one in store.stage_usage(job.job_id):
+        kept[one.stage] += one.attempts * one.kept
+    logged = Counter(entry.kind for entry in store.log(job.job_id))
+    for stage, kind in ((Stage.RECORD, EntryKind.GROUP), (Stage.PUBLISH, EntryKind.PUBLISHED)):
+        if kept[stage] != logged[kind]:
+            yield (
+                f"the log has {logged[kind]} results of stage {stage}, and {kept[stage]} attempts "
+                "at it are kept"
+            )
 
 
 def _is_within(less: Amount, more: Amount) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -18,9 +19,12 @@ from specbatch.pipeline.operations.report import MEANING
 from specbatch.pipeline.policy.costs.balance import Amount, Sheet, leased, sessions_sheet
 from specbatch.pipeline.policy.costs.job_costs import By, JobCost, Line, line_of, lines_by
 from specbatch.pipeline.policy.costs.savings import NOT_MEASURED, NOTHING_DRAFTED
+from specbatch.pipeline.policy.costs.stage_costs import DEVICE, StageCost, added
 from specbatch.schemas.job_figures import Savings
 from specbatch.schemas.provenance import TimeKind
-from specbatch.schemas.records import JobRow
+from specbatch.schemas.records import JobRow, Stage
+from specbatch.schemas.timekeeping import usd_of
+from specbatch.schemas.usage import PARTS
 
 MOST_JOBS = 1_000_000
 
@@ -55,6 +59,7 @@ def cost(
         say("no costs yet")
         return
     show_whole(balance_table(sheet, paid, "total of the job" if job else "what was leased"))
+    show_whole(stages_table(added(cost.by_stage for cost in costs)))
     for line in figures(line_of(costs)):
         say(line)
     if by is not None:
@@ -63,7 +68,12 @@ def cost(
 
 def cost_of(store: Store, job: JobRow) -> JobCost:
     """A job with its time."""
-    return JobCost(job, store.job_times(job.job_id), store.row_times(job.job_id))
+    return JobCost(
+        job,
+        store.job_times(job.job_id),
+        store.row_times(job.job_id),
+        store.stage_usage(job.job_id),
+    )
 
 
 def _as_json(
@@ -71,6 +81,7 @@ def _as_json(
 ) -> dict[str, Any]:
     payload: dict[str, Any] = {"job": costs[0].job.job_id if job else None}
     payload |= sheet_json(sheet, paid) | {"figures": line_json(line_of(costs))}
+    payload["stages"] = stages_json(added(cost.by_stage for cost in costs))
     if by is not None:
         payload |= {"by": by.value, "lines": [line_json(line) for line in lines_by(by, costs)]}
     return payload
@@ -92,6 +103,45 @@ def balance_table(sheet: Sheet, paid: Amount, total: str) -> Table:
     rest = "" if sheet.total == paid else "the parts above do not add up to this"
     table.add_row("sum", f"{paid.sec:,.3f}", f"{paid.usd:.6f}", "", rest or total)
     return table
+
+
+def stages_table(stages: Mapping[Stage, StageCost]) -> Table:
+    """What stages cost in dollars, by part, and their sum."""
+    title = "by stage, in dollars"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table.add_column("stage")
+    for heading in (DEVICE, *PARTS, "sum", "lost of it"):
+        table.add_column(heading, justify="right")
+    total = sum(stages.values(), StageCost())
+    for name, cost in [*((stage.value, cost) for stage, cost in stages.items()), ("sum", total)]:
+        parts = [cost.of(part) for part in (DEVICE, *PARTS)]
+        table.add_row(name, *(f"{usd_of(n):.6f}" for n in (*parts, cost.total, cost.lost)))
+    return table
+
+
+def stages_line(stages: Mapping[Stage, StageCost]) -> str:
+    """One sentence about what each stage cost."""
+    total = usd_of(sum(cost.total for cost in stages.values()))
+    parts = (f"{stage} ${usd_of(cost.total):.6f}" for stage, cost in stages.items() if cost.total)
+    return f"price by stage: {', '.join(parts) or 'nothing yet'}; ${total:.6f} in all"
+
+
+def stages_json(stages: Mapping[Stage, StageCost]) -> dict[str, Any]:
+    """By stage: what was used, and units of money, which add up, as text."""
+    return {
+        stage.value: {
+            "used": asdict(cost.used),
+            "units": {part: str(cost.of(part)) for part in (DEVICE, *PARTS)},
+            "sum": _money(cost.total),
+            "lost": _money(cost.lost),
+            "pending": _money(cost.pending),
+        }
+        for stage, cost in stages.items()
+    }
+
+
+def _money(units: int) -> dict[str, Any]:
+    return {"units": str(units), "usd": usd_of(units)}
 
 
 def figures(line: Line) -> list[str]:

@@ -168,7 +168,7 @@ def _past(cost: JobCost) -> PastJob:
     prefill = sheet.of(TimeKind.PREFILL)
     return PastJob(
         prefill_usd=prefill.usd,
-        other_usd=(sheet.total - prefill).usd,
+        other_usd=(cost.total - prefill).usd,
         prompt_tokens=sum(row.prompt_tokens for row in cost.rows),
         completion_tokens=sum(row.completion_tokens for row in cost.rows),
         completions=sum(row.completions for row in cost.rows),

@@ -12,7 +12,7 @@ import typer
 from specbatch.jobs.cli.audit import correctness_line
 from specbatch.jobs.cli.connect import silent
 from specbatch.jobs.cli.console import moment, out, say, say_json
-from specbatch.jobs.cli.cost import saved_json, saved_line
+from specbatch.jobs.cli.cost import cost_of, saved_json, saved_line, stages_json, stages_line
 from specbatch.jobs.cli.drafting import switch_line
 from specbatch.jobs.cli.options import JobId
 from specbatch.jobs.cli.outcome import ROWS_COUNT, as_json, summary_of
@@ -59,7 +59,7 @@ def show(
         decisions = store.decisions(row.job_id)
         switches = switches_of(store, row)
         audits = store.audits(row.job_id)
-        saved = savings(row.report)
+        saved, stages = savings(row.report), cost_of(store, row).by_stage
         templates = Privacy.of_settings(settings).templates(row)
         is_drafted = drafted(row.report, progress.proposed)
         silence_sec = LEASES_OF_SILENCE * settings.lease_sec
@@ -78,6 +78,7 @@ def show(
             payload |= {"interrupted": interrupted, "resume": resume}
             payload |= {"template": None, "system": None} | dict(templates)
             payload |= {"notifications": [asdict(n) for n in store.notifications_of(row.job_id)]}
+            payload |= {"stages": stages_json(stages)}
             say_json(as_json(row, progress, interrupted) | saved_json(saved, is_drafted) | payload)
             return
         _say_how_far(row, progress, interrupted)
@@ -91,6 +92,7 @@ def show(
             *waiting_lines(row, waits),
         ):
             say(line)
+        say(stages_line(stages))
         say(saved_line(saved, is_drafted))
         for switch in switches:
             say(f"drafting is switched off for {switch_line(switch)}")

@@ -19,6 +19,7 @@ from specbatch.schemas.audit import Finding, FindingKind
 from specbatch.schemas.provenance import NO_TICKS, Ticks, in_seconds
 from specbatch.schemas.speculation import Decision
 from specbatch.schemas.timekeeping import SessionRow, TimeSlice
+from specbatch.schemas.usage import COUNTERS
 
 # Columns of a job's row that its stages write, and of its groups'.
 OF_JOB = (*("groups_total", "groups_cut", "rows_rejected", "prompt_tokens", "next_row"), "report")
@@ -27,6 +28,9 @@ OF_GROUP = (
     *("proposed", "accepted", "verifier_passes", "queue_sec", "compute_sec", "device_usd"),
     "cost_usd",
 )
+
+# Columns of what an attempt used beside devices.
+OF_USAGE = ("group_index", "generation", "stage", "prices", *COUNTERS)
 
 _SHOWN = 12  # characters of an id
 
@@ -40,6 +44,7 @@ class AccountRows:
     slices: Sequence[TimeSlice]  # by attempt and session
     sessions: Sequence[SessionRow]  # that the job had something of
     decisions: Sequence[tuple[int, Decision]]  # with their ids, by id
+    usage: Sequence[tuple[Any, ...]] = ()  # `OF_USAGE` of attempts that were kept, by attempt
 
 
 @dataclass
@@ -50,6 +55,7 @@ class AccountCounts:
     slices: int = 0
     ticks: int = 0  # of these slices
     decisions: int = 0
+    usage: int | None = None  # attempts; None: the publication pinned none
     late_slices: int = 0
     late_ticks: int = 0
     late_decisions: int = 0
@@ -74,6 +80,7 @@ def pinned(rows: AccountRows) -> dict[str, Any]:
             "ticks": list(astuple(_ticks(final))),
             "digest": _digest("slices", map(_of_slice, final)),
         },
+        "usage": {"count": len(rows.usage), "digest": _digest("usage", map(list, rows.usage))},
         "decisions": {
             "ids": _runs([number for number, _ in rows.decisions]),
             "digest": _digest("decisions", map(_of_decision, rows.decisions)),
@@ -90,6 +97,8 @@ def compared(
     yield from _sessions(said["sessions"], rows.sessions)
     ended = {session_id for session_id, *_, has_ended in said["sessions"] if has_ended}
     yield from _slices(said["slices"], rows.slices, ended, counts)
+    if "usage" in said:
+        yield from _usage(said["usage"], rows.usage, counts)
     yield from _decisions(said["decisions"], rows.decisions, counts)
 
 
@@ -155,6 +164,17 @@ def _slices(
         f"the job's device time was changed: it was published with {before}, and now there are "
         f"{len(final)} with {_exactly(_ticks(final).total)}"
     )
+
+
+def _usage(
+    said: Mapping[str, Any], usage: Sequence[tuple[Any, ...]], counts: AccountCounts
+) -> Iterator[Finding]:
+    counts.usage = said["count"]
+    if _digest("usage", map(list, usage)) != said["digest"]:
+        yield _found(
+            f"what {said['count']} attempts used beside devices, or its prices, was changed since "
+            "the job was published"
+        )
 
 
 def _decisions(

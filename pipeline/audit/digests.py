@@ -45,6 +45,11 @@ def _later_text(value: str | None) -> bytes:
     return b"" if value is None else _text(value)
 
 
+def _later_bytes(value: bytes | None) -> bytes:
+    """The same of bytes."""
+    return b"" if value is None else _tagged(b"b", value)
+
+
 def _integer(value: int) -> bytes:
     return b"i" + value.to_bytes(8, "little", signed=True)
 
@@ -132,6 +137,7 @@ FACTS: Mapping[str, Encode] = {
     "ahead_price_microusd": _integer,
     "numeric_class": _later_text,
     "model_fingerprint": _later_text,
+    "receipt": _later_bytes,
 }
 
 _get_content = attrgetter(*CONTENT)

@@ -231,6 +231,9 @@ class Request:
     past_ids: tuple[int, ...] = ()  # what the same prompt gave before, only ever a hint
     history: PastOutputs | None = None  # outputs of earlier jobs; shared by a job's requests
     decided_ids: tuple[int, ...] = ()  # output that exists already and is continued
+    # Draft tokens of the pass that begins behind so much output, as a recorded run had them; the
+    # other passes have none. With it, `depth` is any number but 0.
+    pass_depths: Mapping[int, int] | None = None
 
 
 class Match(NamedTuple):

@@ -29,6 +29,7 @@ from specbatch.schemas.records import (
     SourcePosition,
     Stage,
 )
+from specbatch.schemas.usage import carried
 
 MAX_GROUP_TOKENS = 1 << 18  # prompt tokens of one group
 MAX_REJECTED_PER_GROUP = 10_000  # so that an input of bad rows stays bounded too
@@ -177,4 +178,4 @@ def write_groups(
             first_stage=first_stage(planned.index),
         )
 
-    return list(writers.map(write, (planned for planned in batch if planned.rows)))
+    return list(writers.map(carried(write), (planned for planned in batch if planned.rows)))

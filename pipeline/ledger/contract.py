@@ -18,6 +18,11 @@ twice, and a worker keeps no list of unreported time. It balances after crashes 
 3. A process that was taken for dead cannot write to its session any more. It begins another one
    where that one ended: `runtime/device_time.py`.
 
+**What else attempts use** (`schemas/usage.py`): processor time, statements, requests, bytes. The
+writes that keep results carry the attempt's meter, and store what it says in the same transaction,
+as kept. Heartbeats and the ends of failed attempts report the rest, which is lost unless a later
+write keeps it.
+
 **Audit log.** The other methods write it, in the transaction of what they do. Each entry names an
 actor: the owner of the lease, else whom the store works for.
 """
@@ -80,6 +85,7 @@ from specbatch.schemas.timekeeping import (
     Spent,
     TimeSlice,
 )
+from specbatch.schemas.usage import StageUsage, UsageMeter
 
 AUDITED_SEC = 30 * 86_400.0  # `figures` counts audits for so long
 MISSED_SEC = 7 * 86_400.0  # and so do times that a schedule missed
@@ -297,6 +303,7 @@ class Store(Protocol):
         next_row: int,
         cursor: SourcePosition,
         from_row: int | None = None,
+        usage: UsageMeter | None = None,
     ) -> None:
         """Add groups, quarantined rows and the next reading position in one transaction.
 
@@ -312,6 +319,7 @@ class Store(Protocol):
         rows_total: int,
         models: Mapping[str, Any],
         from_row: int | None = None,
+        usage: UsageMeter | None = None,
     ) -> None:
         """End ingest. The job's report keeps `models` (fingerprints).
 
@@ -325,7 +333,7 @@ class Store(Protocol):
         than fingerprints stay without.
         """
 
-    def pause_ingest(self, lease: Lease, most_open: int) -> int:
+    def pause_ingest(self, lease: Lease, most_open: int, usage: UsageMeter | None = None) -> int:
         """How many groups may be added before the next call, at least 1; or 0.
 
         0 means that `most_open` groups are open: the lease was given back, and INGEST is neither
@@ -344,6 +352,7 @@ class Store(Protocol):
         artefact: Artefact | None,
         timing: StageTiming,
         spent: Spent | None = None,
+        usage: UsageMeter | None = None,
     ) -> None:
         """PROPOSE → VERIFY with a drafts file (or None), VERIFY → RECORD with a results file.
 
@@ -358,6 +367,7 @@ class Store(Protocol):
         completions: Sequence[CompletionRecord],
         timing: StageTiming,
         report: Mapping[str, float],
+        usage: UsageMeter | None = None,
     ) -> Stage | None:
         """Store completions (unique on job, row, sample), end the group as DONE, add to totals.
 
@@ -373,6 +383,7 @@ class Store(Protocol):
         timing: StageTiming,
         report: Mapping[str, float],
         spent: Spent | None = None,
+        usage: UsageMeter | None = None,
     ) -> None:
         """`cancel_group` for a group with finished rows: these are stored and counted.
 
@@ -413,6 +424,7 @@ class Store(Protocol):
         state: JobState,
         error: str | None = None,
         manifest: PublishedManifest | None = None,
+        usage: UsageMeter | None = None,
     ) -> None:
         """End a published job as DONE, PARTIAL, FAILED or CANCELLED. The log names its manifest."""
 
@@ -586,6 +598,13 @@ class Store(Protocol):
 
     def row_times(self, job_id: str | None = None) -> Sequence[RowTime]:
         """Sums of the completions' time of one job or of all, by job and tag."""
+
+    # --- what else attempts used --------------------------------------------------------------
+    def report_usage(self, meters: Mapping[Lease, UsageMeter]) -> None:
+        """Store what these attempts used so far, kept or not. Counters only grow."""
+
+    def stage_usage(self, job_id: str | None = None) -> Sequence[StageUsage]:
+        """Sums of what attempts used at one job or at all, by job and stage."""
 
     # --- worker processes -------------------------------------------------------------------
     # They report that they live and whether they can take messages. Only people read this.

@@ -175,7 +175,10 @@ class Coverage:
         return f"the job is not published{' yet' if is_open else ': it failed without an output'}"
 
     def _accounts(self) -> Iterator[Covered]:
-        names = ("figures of job and groups", "device time of attempts", "decisions about drafting")
+        names = (
+            *("figures of job and groups", "device time of attempts", "decisions about drafting"),
+            "what else attempts used",
+        )
         if (why := self._no_figures()) is not None:
             yield from (Covered(name, Extent.NOT, why) for name in names)
             return
@@ -193,6 +196,11 @@ class Coverage:
         if found.late_decisions:
             how += f"; {found.late_decisions:,} noted after the job was published are not"
         yield _row(names[2], found.late_decisions, how)
+        if found.usage is None:
+            yield Covered(names[3], Extent.NOT, "the job is older than this part of the log")
+        else:
+            how = f"{plural(found.usage, 'attempt')} that were kept, compared with the log"
+            yield Covered(names[3], Extent.COVERED, how)
 
     def _no_figures(self) -> str | None:
         """Why the figures were not compared; None if they were."""

@@ -11,14 +11,18 @@ from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from specbatch.pipeline.audit.receipts import differing
 from specbatch.pipeline.engines.contract import Completion, ModelFolder, Request
 from specbatch.pipeline.engines.exact.recheck import Difference
 from specbatch.pipeline.engines.exact.replayer import Comparison, Replayer
+from specbatch.pipeline.engines.models.draft_names import DRAFT_MODEL
 from specbatch.pipeline.engines.models.fingerprint import fingerprint_of
 from specbatch.pipeline.engines.models.model_folder import config_and_weights_sha256
+from specbatch.pipeline.inputs.rows import RowChecker
 from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.operations.audit import Replayed
+from specbatch.pipeline.operations.given import Given, proved_row
 from specbatch.pipeline.stages.requests import requests_of, with_text
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.pipeline.storage.prompts import reader
@@ -27,6 +31,7 @@ from specbatch.schemas.errors import ModelError, ObjectError, UsageError
 from specbatch.schemas.fingerprint import compared, shown
 from specbatch.schemas.mapper import as_float32
 from specbatch.schemas.numeric_class import UNKNOWN, class_note, samples_by_seed
+from specbatch.schemas.provenance import pass_depths
 from specbatch.schemas.records import CompletionRecord, JobRow, PromptRow, Verification
 from specbatch.schemas.spec import JobSpec
 
@@ -40,10 +45,13 @@ class Twice:
 
     kept: CompletionRecord
     fresh: CompletionRecord
+    unsealed: tuple[str, ...] | None = None  # parts that differ from a receipt; None: without one
 
     @property
     def differing(self) -> list[str]:
-        """Names of the fields that are not equal bit for bit."""
+        """Names of the fields, or parts of the receipt, that are not equal bit for bit."""
+        if self.unsealed is not None:
+            return list(self.unsealed)
         old, new = self.kept, self.fresh
         same = {
             "token_ids": tuple(old.token_ids) == tuple(new.token_ids),
@@ -65,8 +73,11 @@ class Replays:
         spec: JobSpec,
         tokenizer: TextTokenizer,
         replayer: Replayer,
+        checker: RowChecker,
     ) -> None:
         self._store = store
+        self._objects = objects
+        self._checker = checker
         self._job = job
         self._is_private = not job.privacy.is_full or job.purged_at is not None
         self._spec = spec
@@ -105,7 +116,7 @@ class Replays:
             return Replayed(findings=[_finding(FindingKind.INPUT, record, what)])
         request = self._request(row, record.sample_index)
         findings = list(_of_input(record, row, request))
-        if not is_replayable(self._spec, request):
+        if is_tested(self._spec, request):
             return Replayed(findings=findings, skipped="it was decided by a ratio test")
         if request.params.temperature and not samples_by_seed(record.numeric_class):
             return Replayed(findings=findings, skipped=f"it was {_SAMPLED}")
@@ -148,14 +159,18 @@ class Replays:
             margin=margin,
         )
 
-    def again(self, row_index: int, sample: int) -> Twice:
-        """Generate one completion again, without drafts.
+    def again(self, row_index: int, sample: int, given: Given | None = None) -> Twice:
+        """Generate one completion again, without drafts. `given`: its row, which its receipt has
+        to prove; then the receipt is also what the new output is compared with.
 
         Raises `UsageError` if there is no completion, or none that can be compared, and
         `ObjectError` if its prompt is gone.
         """
-        if self._is_private:
-            raise UsageError(f"texts of job {self._job.job_id} are not kept: nothing to compare")
+        if self._is_private and given is None:
+            raise UsageError(
+                f"texts of job {self._job.job_id} are not kept: give the text of row {row_index} "
+                "with --prompt FILE, or the whole row with --row FILE"
+            )
         kept = self._store.kept_one(self._job.job_id, row_index, sample)
         if kept is None or kept.record is None:
             raise UsageError(
@@ -167,19 +182,40 @@ class Replays:
                 f"row {row_index} was decided by another model (fingerprint {shown(other)}) than "
                 f"here ({shown(str(self._replayer.model_fingerprint))}): it cannot be compared"
             )
-        row = self._prompt(kept)
+        row = self._prompt(kept) if given is None else self._proved(kept.record, given)
         if row is None:
             raise UsageError(f"row {row_index} is not among the prompts of its group")
         request = self._request(row, sample)
-        if not is_replayable(self._spec, request):
-            raise UsageError(
-                f"row {row_index} was decided by a ratio test ({request.verification}), which "
-                "depends on drafts: it cannot be written again token by token"
-            )
         if request.params.temperature and not samples_by_seed(kept.record.numeric_class):
             raise UsageError(f"row {row_index} was {_SAMPLED}: it cannot be written again")
-        fresh = self._replayer.again(request)
-        return Twice(kept.record, self._as_record(kept.record, row, fresh))
+        if given is not None:
+            request = replace(request, seed=kept.record.seed)  # as sampled: the row lost its own
+        written = self._tested_again if is_tested(self._spec, request) else self._written_again
+        fresh = self._as_record(kept.record, row, written(request, kept.record))
+        return Twice(kept.record, fresh, None if given is None else self._unsealed(fresh))
+
+    def _written_again(self, request: Request, _kept: CompletionRecord) -> Completion:
+        return self._replayer.again(request)
+
+    def _tested_again(self, request: Request, kept: CompletionRecord) -> Completion:
+        """By the ratio test, with drafts as deep as they were. Raises `UsageError`."""
+        sources, drafted = kept.provenance.sources, kept.provenance.drafted
+        if set(sources) - {DRAFT_MODEL}:
+            raise UsageError(
+                f"row {kept.row_index} was decided by a ratio test with drafts of "
+                f"{', '.join(sources)}: only drafts of the job's main draft model can be made again"
+            )
+        return self._replayer.tested_again(request, pass_depths(kept.origins, drafted))
+
+    def _proved(self, record: CompletionRecord, given: Given) -> PromptRow:
+        objects = self._objects
+        of = (objects, objects.cipher, self._job, self._spec, self._checker)
+        return proved_row(*of, record, given)
+
+    def _unsealed(self, fresh: CompletionRecord) -> tuple[str, ...]:
+        assert self._objects.cipher is not None, "the row was proved with it"
+        assert fresh.receipt is not None, "and by this"
+        return differing(self._objects.cipher, fresh.receipt, self._job.job_id, fresh)
 
     def _as_record(
         self, kept: CompletionRecord, row: PromptRow, fresh: Completion
@@ -216,9 +252,24 @@ class Replays:
         return done.text
 
 
-def is_replayable(spec: JobSpec, request: Request) -> bool:
-    """Whether the output follows from the request alone."""
-    return request.params.temperature == 0 or spec.speculation.verification is Verification.COUPLED
+def is_tested(spec: JobSpec, request: Request) -> bool:
+    """Whether a ratio test decided the output, so that it depends on drafts too."""
+    return request.params.temperature != 0 and uses_ratio_tests(spec)
+
+
+def uses_ratio_tests(spec: JobSpec) -> bool:
+    return spec.speculation.verification is not Verification.COUPLED
+
+
+def check_draft_model(job: JobRow, draft_model: ModelFolder) -> None:
+    """Raise `ModelError` unless this is the draft model that the job's outputs depend on."""
+    found = draft_model.fingerprint.digest
+    if job.proposer_fingerprint != found:
+        raise ModelError(
+            f"draft model `{draft_model.ref}` ({shown(found)}) is not the one that the tokens of "
+            f"job {job.job_id} depend on ({shown(job.proposer_fingerprint or UNKNOWN)}): name that "
+            "one's folder with --proposer"
+        )
 
 
 def check_model(job: JobRow, spec: JobSpec, verifier: ModelFolder) -> None:

@@ -13,12 +13,20 @@ from typing import Any
 
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.observe.report.counts import Fill, Tally, Timeline, spread
-from specbatch.pipeline.observe.report.facts import CostPart, Facts, Night, Quarantined, ShownRow
+from specbatch.pipeline.observe.report.facts import (
+    CostPart,
+    Facts,
+    Night,
+    Quarantined,
+    ShownRow,
+    StagePart,
+)
 from specbatch.pipeline.observe.terminal.progress import resume_command
 from specbatch.pipeline.observe.units import date_of, plural, version_here
 from specbatch.pipeline.operations.report_texts import Texts
 from specbatch.pipeline.policy.costs.job_costs import JobCost, line_of
 from specbatch.pipeline.policy.costs.savings import drafted
+from specbatch.pipeline.policy.costs.stage_costs import DEVICE
 from specbatch.schemas.backlog import is_interrupted
 from specbatch.schemas.fingerprint import shown
 from specbatch.schemas.job_figures import RowFigures
@@ -26,7 +34,8 @@ from specbatch.schemas.masking import masked
 from specbatch.schemas.provenance import TimeKind
 from specbatch.schemas.records import JobRow, JobState, Prompts, Stage
 from specbatch.schemas.settings import Settings
-from specbatch.schemas.timekeeping import SessionRow
+from specbatch.schemas.timekeeping import SessionRow, usd_of
+from specbatch.schemas.usage import PARTS
 
 EXAMPLES = 5  # of each reason for quarantine
 MOST_FAILED = 20  # rows or groups that are listed one by one
@@ -77,7 +86,10 @@ def gather(
             on_progress(number, total)
     on_progress(total, total)
     # 3) Money, in sums of the database.
-    cost = JobCost(job, store.job_times(job.job_id), store.row_times(job.job_id))
+    cost = JobCost(
+        *(job, store.job_times(job.job_id), store.row_times(job.job_id)),
+        store.stage_usage(job.job_id),
+    )
     line = line_of([cost])
     # 4) Texts.
     texts = Texts.of(store, settings, job, with_texts)
@@ -98,8 +110,9 @@ def gather(
         texts=texts.hidden,
         words=texts.words,
         tokens_as_ids=texts.pieces is None,
-        usd=cost.sheet.total.usd,
+        usd=cost.total.usd,
         parts=_parts(cost),
+        stages=_stages(cost),
         saved=line.saved,
         usd_per_1k=line.usd_per_1k_tokens,
         usd_per_document=line.usd_per_document,
@@ -179,6 +192,21 @@ def _parts(cost: JobCost) -> tuple[CostPart, ...]:
         CostPart(kind, meaning, amount.sec, amount.usd)
         for kind, meaning, amount in parts
         if amount.ticks
+    )
+
+
+def _stages(cost: JobCost) -> tuple[StagePart, ...]:
+    """Stages that cost anything; none where only devices did, and those are in the parts."""
+    if not cost.usage:
+        return ()
+    return tuple(
+        StagePart(
+            stage.value,
+            tuple(usd_of(one.of(part)) for part in (DEVICE, *PARTS)),
+            usd_of(one.total),
+            usd_of(one.lost),
+        )
+        for stage, one in cost.by_stage.items()
     )
 
 

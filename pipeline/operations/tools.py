@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.privacy.tenants import Privacy
@@ -39,9 +39,17 @@ def make_auditor(settings: Settings, store: Store) -> Auditor:
 
 
 def make_replays(
-    settings: Settings, store: Store, job: JobRow, verifier: str | None = None
+    settings: Settings,
+    store: Store,
+    job: JobRow,
+    verifier: str | None = None,
+    given_spec: Mapping[str, Any] | None = None,
+    proposer: str | None = None,
+    tests_again: bool = False,
 ) -> Replays:
-    """What replays a job's completions; `verifier` is the folder of its model, if it moved.
+    """What replays a job's completions; `verifier` and `proposer` are the folders of its models, if
+    these moved. `given_spec`: the job's, if it was purged. `tests_again`: ratio tests are done
+    again, with the draft model that they need.
 
     Raises `ModelError` for another model than the job's, `MissingExtraError` and `UsageError`.
     """
@@ -49,13 +57,24 @@ def make_replays(
     from specbatch.pipeline.engines.exact.model.device import DeviceOptions
     from specbatch.pipeline.engines.exact.replayer import Replayer
     from specbatch.pipeline.engines.models.model_folder import inspect_model
+    from specbatch.pipeline.inputs.rows import RowChecker
     from specbatch.pipeline.inputs.tokenizer import TextTokenizer
-    from specbatch.pipeline.operations.replay import Replays, check_model
-    from specbatch.schemas.spec import spec_of
+    from specbatch.pipeline.operations.given import proved_spec
+    from specbatch.pipeline.operations.replay import (
+        Replays,
+        check_draft_model,
+        check_model,
+        uses_ratio_tests,
+    )
 
-    spec = spec_of(job)
+    objects = _objects(settings)
+    spec = proved_spec(objects.cipher, job, given_spec)
     folder = inspect_model(verifier or spec.verifier)
     check_model(job, spec, folder)
+    drafting = None
+    if tests_again and uses_ratio_tests(spec) and (ref := proposer or spec.proposer) is not None:
+        drafting = inspect_model(ref)
+        check_draft_model(job, drafting)
     device = DeviceOptions(settings.device, settings.cuda_graphs, settings.torch_compile)
     device.check()
     replayer = Replayer(
@@ -64,9 +83,11 @@ def make_replays(
         device,
         settings.kv_cache_bytes,
         settings.max_batch_tokens,
+        drafting,
     )
     tokenizer = TextTokenizer.load(str(folder.path))
-    return Replays(store, _objects(settings), job, spec, tokenizer, replayer)
+    checker = RowChecker(spec, tokenizer, folder.context_tokens, folder.vocab_size)
+    return Replays(store, objects, job, spec, tokenizer, replayer, checker)
 
 
 def models_now(spec: JobSpec) -> Models:

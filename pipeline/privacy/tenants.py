@@ -21,7 +21,12 @@ from specbatch.schemas.settings import Settings
 _TOKEN_FIELDS = ("stop_token_ids", "logit_bias", "bad_token_ids", "bad_words")
 _BY_TAG = ("tag_depths", "routes")
 _TEMPLATES = ("template", "system")
-_SHOWN = ("input", "output", "verifier", "proposer", "engine", "tenant", "priority")
+TEXT_FIELDS = {
+    "input": _TEMPLATES,
+    "sampling": ("stop", *_TOKEN_FIELDS),
+    "speculation": _BY_TAG,
+}  # by part of a spec: what is reduced in it
+KEPT_FIELDS = ("input", "output", "verifier", "proposer", "engine", "tenant", "priority")
 
 
 class Privacy:
@@ -143,7 +148,8 @@ NOBODY_PRIVATE = Privacy()
 def _shown(spec: Mapping[str, Any], policy: TextPolicy, redactor: Redactor) -> dict[str, Any]:
     """A spec without the tenant's private parts: texts, tags and token ids."""
     shown = {
-        name: value if name in _SHOWN else _marked(value, redactor) for name, value in spec.items()
+        name: value if name in KEPT_FIELDS else _marked(value, redactor)
+        for name, value in spec.items()
     }
     inputs = dict(shown.get("input") or {})
     inputs |= {name: policy.tag(inputs[name]) for name in _TEMPLATES if name in inputs}

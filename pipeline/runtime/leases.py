@@ -22,6 +22,7 @@ from specbatch.pipeline.observe.tracing.tracing import NO_SPAN, Span
 from specbatch.schemas.errors import FencedError, StoreError
 from specbatch.schemas.records import Lease, Stage
 from specbatch.schemas.refusals import should_log
+from specbatch.schemas.usage import Prices, UsageMeter
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ class Held:
     spent_usd: Callable[[], float] = _nothing  # what the attempt has cost so far
     split_wanted: bool = False  # an idle worker asks for half of the group
     span: Span = NO_SPAN  # of the attempt
+    usage: UsageMeter = field(default_factory=UsageMeter)  # what the attempt uses
     on_split_wanted: Callable[[], None] = lambda: None
 
     def when_asked_to_split(self, on_split_wanted: Callable[[], None]) -> None:
@@ -69,7 +71,15 @@ class LeaseKeeper:
     It checks whether jobs must stop more often than that, and at once when a deadline passes.
     """
 
-    def __init__(self, store: Store, lease_sec: float, check_sec: float = CHECK_SEC) -> None:
+    def __init__(
+        self,
+        store: Store,
+        lease_sec: float,
+        check_sec: float = CHECK_SEC,
+        unit_prices: Prices | None = None,
+    ) -> None:
+        """`unit_prices`: of what attempts use beside devices."""
+        self._prices = unit_prices
         self._beside: list[Callable[[], None]] = []
         self._at_checks: list[Callable[[], None]] = []
         self._store = store
@@ -91,7 +101,7 @@ class LeaseKeeper:
         Only a store that was restored from a copy gives out the same lease twice. The earlier
         holder has lost it: it may have read from a store that no longer exists.
         """
-        held = Held(lease, on_cancel, span=span)
+        held = Held(lease, on_cancel, span=span, usage=UsageMeter(self._prices))
         with self._lock:
             earlier = self._held.get(lease)
             self._held[lease] = held
@@ -99,11 +109,13 @@ class LeaseKeeper:
             log.warning("%s was leased twice: the store was restored from a copy", lease)
             earlier.lost.set()
         try:
-            yield held
+            with held.usage.measuring():
+                yield held
         finally:
             with self._lock:
                 if self._held.get(lease) is held:
                     del self._held[lease]
+            self._report({lease: held.usage})
 
     def watch_deadline(self, held: Held, deadline_at: float | None) -> None:
         """Check again when the deadline (seconds since the epoch) passes."""
@@ -161,6 +173,21 @@ class LeaseKeeper:
             asked, entry.split_wanted = entry.split_wanted, entry.lease in beat.split_wanted
             if entry.split_wanted and not asked:
                 entry.on_split_wanted()
+
+    def report_usage(self) -> None:
+        """Store what the attempts in hand used so far: a killed process reports no more."""
+        with self._lock:
+            meters = {lease: held.usage for lease, held in self._held.items()}
+        self._report(meters)
+
+    def _report(self, meters: Mapping[Lease, UsageMeter]) -> None:
+        open_ones = {lease: usage for lease, usage in meters.items() if not usage.is_over}
+        try:
+            if open_ones:
+                self._store.report_usage(open_ones)
+        except StoreError as error:
+            if should_log(error):
+                log.info("could not report what attempts used: %s", error)
 
     def check_cancelled(self) -> None:
         """Ask now which jobs in work must stop, and stop the work on them."""

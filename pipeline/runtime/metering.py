@@ -142,9 +142,9 @@ def _planned(
     meter.quarantined(row.code for row in rejected)
 
 
-def _paused(meter: Meter, pause: Callable[..., int], lease: Lease, most_open: int) -> int:
+def _paused(meter: Meter, pause: Callable[..., int], lease: Lease, *args: Any) -> int:
     with meter.asking(lease):
-        room = pause(lease, most_open)
+        room = pause(lease, *args)
         if not room:
             meter.done(lease)
     return room

@@ -36,7 +36,7 @@ from specbatch.pipeline.stages.context import StageContext
 from specbatch.pipeline.stages.kept_columns import pinned_files
 from specbatch.pipeline.stages.private_results import put_rejected
 from specbatch.pipeline.stages.readings import Reading
-from specbatch.schemas.records import JobRow, JobWork, Lease, Stage
+from specbatch.schemas.records import JobRow, JobWork, Stage
 from specbatch.schemas.spec import CONTEXT_TOKENS, JobSpec
 
 
@@ -74,15 +74,24 @@ def _read(context: StageContext, work: JobWork, held: Held, job: JobRow, spec: J
                 store.release(lease, "its job was stopped", forgiven=True)
                 return
             begun_ns = time.time_ns()
-            _store_groups(context, lease, job, spec, batch, rows, writers)
+            _store_groups(context, held, job, spec, batch, rows, writers)
             spans.read(held.span, job, batch, begun_ns)
             last = batch[-1]
             rows, room = last.next_row, room - sum(bool(planned.rows) for planned in batch)
-            if room <= 0 and not (room := store.pause_ingest(lease, context.max_open_groups)):
+            if room <= 0 and not (room := _room(context, held)):
                 place = (last.cursor, rows, last.index + bool(last.rows))
                 context.paused.put(job.job_id, place, reading)
                 return
-    store.finish_ingest(lease, rows, reading.identity, rows)
+    with held.usage.last_write():
+        store.finish_ingest(lease, rows, reading.identity, rows, held.usage)
+
+
+def _room(context: StageContext, held: Held) -> int:
+    """How many groups may be added; 0: the reading has paused, and the attempt is over."""
+    with held.usage.last_write():
+        room = context.store.pause_ingest(held.lease, context.max_open_groups, held.usage)
+        held.usage.is_over = not room
+    return room
 
 
 def _begin(context: StageContext, work: JobWork, job: JobRow, spec: JobSpec) -> Reading:
@@ -105,7 +114,7 @@ def _begin(context: StageContext, work: JobWork, job: JobRow, spec: JobSpec) -> 
 
 def _store_groups(
     context: StageContext,
-    lease: Lease,
+    held: Held,
     job: JobRow,
     spec: JobSpec,
     batch: Sequence[PlannedGroup],
@@ -124,6 +133,8 @@ def _store_groups(
             put_rejected(context.objects, job, planned.rejected)
     rejected = [text_policy.rejected(row) for planned in batch for row in planned.rejected]
     last = batch[-1]
-    context.store.add_groups(lease, groups, rejected, last.next_row, last.cursor, from_row)
+    context.store.add_groups(
+        held.lease, groups, rejected, last.next_row, last.cursor, from_row, held.usage
+    )
     for group in groups:
         context.enqueue_unit(job, group.first_stage, group.index)

@@ -50,8 +50,11 @@ def propose(context: StageContext, job_id: str, index: int) -> None:
         timing = context.device_time(tickets)
         tokens = sum(len(done.token_ids) for done in completions)
         context.drafting.drafted(job, tokens, timing.device_usd)
-        advance = partial(context.store.advance, work.lease, Stage.VERIFY, artefact, timing)
-        context.timing.commit(work.lease, advance)
+        advance = partial(
+            context.store.advance, work.lease, Stage.VERIFY, artefact, timing, usage=held.usage
+        )
+        with held.usage.last_write():
+            context.timing.commit(work.lease, advance)
         context.enqueue_unit(job, Stage.VERIFY, work.lease.group_index)
 
 

@@ -60,7 +60,8 @@ def publish(context: StageContext, job_id: str) -> None:
         with with_its_model(job):  # the remainder of a stopped job is checked with it
             state, error, manifest = _write(context, held, work, job, spec)
         reason = error and context.privacy.words(job, error)
-        context.store.finish_job(work.lease, state, reason, manifest)
+        with held.usage.last_write():
+            context.store.finish_job(work.lease, state, reason, manifest, held.usage)
         published = True
         context.outage.published(job_id)
         context.drafting.forget(job)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from specbatch.pipeline.audit.receipts import with_receipts
 from specbatch.pipeline.privacy.retention import kept_records
 from specbatch.pipeline.stages import spans
 from specbatch.pipeline.stages.attempt import attempt
@@ -34,12 +35,12 @@ def record(context: StageContext, job_id: str, index: int) -> None:
         tokenizer = context.tokenizers.of_job(job)
         texts = tokenizer.decode_batch([record.token_ids for record in records])
         done = with_text(records, texts, rows, spec, tokenizer.decode)
-        due = store.commit_group(
-            work.lease,
-            kept_records(context.privacy.text_policy(job), done, tokenizer, texts),
-            StageTiming(time.monotonic() - begun),
-            group_report(records) | read_measured(results),
-        )
+        done = with_receipts(context.privacy.cipher, job.job_id, rows, done)
+        kept = kept_records(context.privacy.text_policy(job), done, tokenizer, texts)
+        report = group_report(records) | read_measured(results)
+        with held.usage.last_write():
+            timing = StageTiming(time.monotonic() - begun)
+            due = store.commit_group(work.lease, kept, timing, report, held.usage)
         spans.recorded(held.span, job, records, begun_ns)
         if due is not None:
             context.enqueue_unit(job, due, None)

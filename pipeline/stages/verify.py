@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
+from specbatch.pipeline.audit.receipts import with_receipts
 from specbatch.pipeline.engines.contract import Completion, Engines, Request, Ticket
 from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.policy.costs.controls import NOTHING_MEASURED
@@ -228,8 +229,11 @@ def _commit(context: StageContext, group: _Group, lessons: Sequence[Lessons]) ->
     for lesson in lessons:  # before the commit, so that a finished job has taught everything
         context.drafting.learn(job, lesson)
     timing = context.device_time(tickets)
-    advance = partial(context.store.advance, held.lease, Stage.RECORD, artefact, timing)
-    context.timing.commit(held.lease, advance)
+    advance = partial(
+        context.store.advance, held.lease, Stage.RECORD, artefact, timing, usage=held.usage
+    )
+    with held.usage.last_write():
+        context.timing.commit(held.lease, advance)
     context.enqueue_unit(job, Stage.RECORD, held.lease.group_index)
     index = held.lease.group_index or 0
     done = [(record, c.shadow_pair) for record, c in zip(records, completions, strict=True)]
@@ -246,16 +250,20 @@ def _enqueue_suspects(context: StageContext, job_id: str) -> None:
 # --- if the job is stopped meanwhile -------------------------------------------------------------
 def _keep_finished(context: StageContext, group: _Group) -> None:
     """End the group; keep its finished rows, with their texts."""
-    lease, job, tickets = group.held.lease, group.job, group.tickets
+    held, job, tickets = group.held, group.job, group.tickets
+    lease = held.lease
     tokenizer = context.tokenizers.of_job(context.jobs.of_group(job.job_id)[0])
     completions = _finished_rows(tickets, group.rows)
     records = records_of(job, group.rows, completions, group.drafts, context.price_microusd)
     texts = tokenizer.decode_batch([record.token_ids for record in records])
     records = with_text(records, texts, group.rows, group.spec, tokenizer.decode)
     report = group_report(records) | put_kept(context.objects, job, lease, records)
+    records = with_receipts(context.privacy.cipher, job.job_id, group.rows, records)
     kept = kept_records(context.privacy.text_policy(job), records, tokenizer)
-    keep = partial(context.store.keep_part, lease, kept, context.device_time(tickets), report)
-    context.timing.commit(lease, keep)
+    timing = context.device_time(tickets)
+    keep = partial(context.store.keep_part, lease, kept, timing, report, usage=held.usage)
+    with held.usage.last_write():
+        context.timing.commit(lease, keep)
     context.enqueue_publish(lease.job_id)
 
 

@@ -25,6 +25,7 @@ from specbatch.pipeline.storage.object_store import (
     explained,
     verified,
 )
+from specbatch.schemas import usage
 from specbatch.schemas.encryption import Cipher
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.file_modes import Access, make_folder, new_file
@@ -71,13 +72,15 @@ class Objects:
         return cls(settings.s3_endpoint_url, None, cipher, s3_retry_sec, local)
 
     def put_bytes(self, uri: str, data: bytes) -> Artefact:
-        return self._store(uri).put_bytes(uri, data)
+        return _stored(self._store(uri).put_bytes(uri, data))
 
     def put_file(self, uri: str, local_path: Path, staging: str | None = None) -> Artefact:
-        return self._store(uri).put_file(uri, local_path, staging)
+        return _stored(self._store(uri).put_file(uri, local_path, staging))
 
     def put_new(self, uri: str, data: bytes) -> bool:
-        return self._store(uri).put_new(uri, data)
+        is_new = self._store(uri).put_new(uri, data)
+        usage.count(stored_bytes=len(data) if is_new else 0)
+        return is_new
 
     def get_bytes(self, uri: str, expect: Artefact | None = None) -> bytes:
         return self._store(uri).get_bytes(uri, expect)
@@ -133,6 +136,12 @@ class Objects:
         from specbatch.pipeline.storage.remote import remote_objects
 
         return remote_objects(scheme, self._s3_retry_sec, self._scratch)
+
+
+def _stored(artefact: Artefact) -> Artefact:
+    """Count a written file for the attempt that wrote it."""
+    usage.count(stored_bytes=artefact.size_bytes)
+    return artefact
 
 
 class LocalObjects:

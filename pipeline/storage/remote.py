@@ -16,6 +16,7 @@ from specbatch.pipeline.storage.object_store import ObjectInfo, changed, verifie
 from specbatch.pipeline.storage.ranged import ranged
 from specbatch.pipeline.storage.remote_contract import Found, Remote, VersionGoneError
 from specbatch.pipeline.storage.retrying import Patience, retrying
+from specbatch.schemas import usage
 from specbatch.schemas.errors import MissingExtraError, ObjectError, SpecbatchError, first_line
 from specbatch.schemas.records import Artefact
 
@@ -81,7 +82,9 @@ class ReadOnlyObjects:
             raise changed(uri)
 
         def read(start: int, size: int) -> bytes:
-            return self._call("read", uri, lambda: self._remote.read(uri, found, start, size))
+            data = self._call("read", uri, lambda: self._remote.read(uri, found, start, size))
+            usage.count(received_bytes=len(data))
+            return data
 
         return ranged(found.size, read)
 
@@ -125,8 +128,14 @@ class ReadOnlyObjects:
 
     def _call(self, verb: str, uri: str, request: Callable[[], T]) -> T:
         """Raises `FileNotFoundError` if there is nothing at the uri."""
+
+        def counted() -> T:
+            lists = verb == "list"
+            usage.count(object_writes=int(lists), object_reads=int(not lists))
+            return request()
+
         try:
-            return retrying(is_transient, Patience(self._retry_sec))(request)
+            return retrying(is_transient, Patience(self._retry_sec))(counted)
         except (SpecbatchError, FileNotFoundError):
             raise
         except VersionGoneError as error:

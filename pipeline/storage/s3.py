@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import io
 import os
+import re
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any, BinaryIO, TypeVar, cast
 from specbatch.pipeline.storage.object_store import ObjectInfo, changed, verified
 from specbatch.pipeline.storage.ranged import ranged
 from specbatch.pipeline.storage.retrying import Patience, retrying
+from specbatch.schemas import usage
 from specbatch.schemas.errors import MissingExtraError, ObjectError
 from specbatch.schemas.masking import mask_url
 from specbatch.schemas.records import Artefact
@@ -81,9 +83,7 @@ class S3Objects:
 
     def get_bytes(self, uri: str, expect: Artefact | None = None) -> bytes:
         bucket, key = split(uri)
-        data = self._call(
-            "read", uri, lambda s3: s3.get_object(Bucket=bucket, Key=key)["Body"].read()
-        )
+        data = self._call("read", uri, lambda s3: _body(s3.get_object(Bucket=bucket, Key=key)))
         return verified(uri, data, expect)
 
     def open(self, uri: str, version: str | None = None) -> BinaryIO:
@@ -134,7 +134,7 @@ class S3Objects:
                 Bucket=bucket, Key=key, IfMatch=info.version,
                 Range=f"bytes={start}-{start + size - 1}",
             )  # fmt: skip
-            return cast(bytes, answer["Body"].read())
+            return _body(answer)
 
         try:
             data = self._call("read", info.uri, fetch)
@@ -321,6 +321,12 @@ class S3Objects:
             return self._made_client
 
 
+def _body(answer: Any) -> bytes:
+    data = cast(bytes, answer["Body"].read())
+    usage.count(received_bytes=len(data))
+    return data
+
+
 def split(uri: str) -> tuple[str, str]:
     """Bucket and key of an S3 uri; raises `ObjectError` if there is no bucket."""
     bucket, _, key = uri.removeprefix("s3://").partition("/")
@@ -367,7 +373,7 @@ def new_client(endpoint_url: str | None, answer_sec: float) -> Any:
     except ImportError:
         raise MissingExtraError("s3:// needs boto3: pip install 'specbatch[s3]'") from None
     session = boto3.Session()  # the default session is not thread-safe
-    return session.client(
+    client = session.client(
         "s3",
         endpoint_url=endpoint_url,
         region_name=session.region_name or "us-east-1",
@@ -380,6 +386,23 @@ def new_client(endpoint_url: str | None, answer_sec: float) -> Any:
             response_checksum_validation="when_required",
         ),
     )
+    client.meta.events.register("before-send.s3", _count_request)
+    return client
+
+
+_READS = ("GET", "HEAD")
+_LISTING = re.compile(r"[?&](list-type=|uploads(&|=|$))")
+
+
+def _count_request(request: Any, **_: object) -> None:
+    """Count a request that is about to be sent, a repeated one too. What lists is priced like what
+    writes; nobody charges for deleting."""
+    if request.method == "DELETE":
+        return
+    is_listing = request.method == "GET" and _LISTING.search(request.url) is not None
+    reads = request.method in _READS and not is_listing
+    sent = int(request.headers.get("Content-Length", 0) or 0)
+    usage.count(object_reads=int(reads), object_writes=int(not reads), sent_bytes=sent)
 
 
 def unfinished(client: Any, bucket: str, prefix: str) -> list[dict[str, str]]:

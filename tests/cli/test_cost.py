@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,6 +47,47 @@ def test_all_that_was_leased_is_somewhere_and_lines_add_up(cli: Any, job: Any) -
     assert_of_one_job(cli("cost", done["job"][:15], "--json").json, done)
     assert "against depth 0: " in cli("show", done["job"]).out
     assert "saved_usd" in cli("show", done["job"], "--json").json
+
+
+BOOK = {"cpu/local/reserved": 0.2, "cpu_hour": 0.048, "store_statements": 0.2, "stored_gb": 0.069}
+UNITS = {  # of money, for one of a counter: by the book, and 3.6e16 units to a dollar
+    "cpu_ticks": 48_000,
+    "store_statements": 200_000 * 36_000,
+    "stored_bytes": 69_000 * 36,
+}
+
+
+def test_a_job_costs_what_its_stages_used_and_tokens_bear_all_of_it(
+    cli: Any, job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECBATCH_PRICE_BOOK", json.dumps(BOOK))
+    done = cli("submit-job", *job, "--local", "--json").json
+    told = cli("cost", done["job"], "--json").json
+    for stage, one in told["stages"].items():
+        used = sum(one["used"][counter] * price for counter, price in UNITS.items())
+        parts = sum(int(units) for units in one["units"].values())
+        assert int(one["sum"]["units"]) == parts == used + int(one["units"]["device"]), stage
+        assert (int(one["sum"]["units"]) > 0) == (stage != "propose"), "nothing is written ahead"
+        assert one["lost"]["units"] == one["pending"]["units"] == "0", stage
+    whole = sum(int(one["sum"]["units"]) for one in told["stages"].values())
+    device = sum(int(one["units"]["device"]) for one in told["stages"].values())
+    assert device == int(told["paid"]["units"]), "the balance is of devices"
+    figures = told["figures"]
+    assert int(figures["cost"]["units"]) == whole > device
+    usd = whole / 3.6e16
+    assert figures["usd_per_1k_tokens"] == pytest.approx(1000 * usd / done["tokens"])
+    assert figures["usd_per_document"] == pytest.approx(usd / 12)
+    for by in BY:
+        lines = cli("cost", "--by", by, "--json").json["lines"]
+        assert sum(int(line["cost"]["units"]) for line in lines) == whole, by
+    shown = cli("show", done["job"])
+    assert f"; ${usd:.6f} in all" in shown.out
+    assert cli("show", done["job"], "--json").json["stages"] == told["stages"]
+    assert "by stage, in dollars" in cli("cost", done["job"]).out
+    forecast = cli("submit-job", *job, "--dry-run", "--json", "--output", "out2").json["forecast"]
+    assert forecast["usd"]["middle"] == pytest.approx(usd)
+    assert cli("report", done["job"], "--output", "report.html").code == 0
+    assert "Cost by stage" in Path("report.html").read_text()
 
 
 def assert_of_one_job(told: Any, done: Any) -> None:

@@ -267,11 +267,13 @@ def test_the_slices_of_a_job_in_sums(store: Store) -> None:
     assert store.job_times(JOB) == store.job_times()
     assert store.job_times("nosuchjob") == []
     assert store.job_times() == [
-        JobTime(JOB, cheap, kept=False, in_flight=True, hints=False, ticks=SOME),
-        JobTime(JOB, dear, kept=False, in_flight=False, hints=False, ticks=SOME),
-        JobTime(JOB, dear, kept=False, in_flight=False, hints=True, ticks=Ticks(verify=1)),
-        JobTime(JOB, dear, kept=False, in_flight=True, hints=False, ticks=SOME),
-        JobTime(JOB, dear, kept=True, in_flight=False, hints=False, ticks=SOME),
+        JobTime(JOB, Stage.VERIFY, cheap, kept=False, in_flight=True, hints=False, ticks=SOME),
+        JobTime(JOB, Stage.VERIFY, dear, kept=False, in_flight=False, hints=False, ticks=SOME),
+        JobTime(
+            JOB, Stage.PROPOSE, dear, kept=False, in_flight=False, hints=True, ticks=Ticks(verify=1)
+        ),
+        JobTime(JOB, Stage.VERIFY, dear, kept=False, in_flight=True, hints=False, ticks=SOME),
+        JobTime(JOB, Stage.VERIFY, dear, kept=True, in_flight=False, hints=False, ticks=SOME),
     ]
 
 

@@ -37,6 +37,7 @@ def record(row: int, sample: int = 0) -> CompletionRecord:
         price_microusd=7,
         ahead_ticks=8,
         ahead_price_microusd=9,
+        receipt=bytes(range(52)),
     )
 
 

@@ -42,6 +42,8 @@ def other(value: Any) -> Any:
             return ""
         case str():
             return value + "\x00"
+        case bytes():
+            return value + b"\x00"
         case float():
             return math.nextafter(value, math.inf)
         case int():
@@ -103,7 +105,9 @@ def test_text_that_no_database_holds_as_it_is_has_a_digest() -> None:
 
 def test_a_digest_does_not_change_from_version_to_version() -> None:
     """Logs that were written once must be checked for ever."""
-    whole = replace(BEFORE, logprobs=(-0.5, -0.25, -2.0))
+    sealed = replace(BEFORE, logprobs=(-0.5, -0.25, -2.0))
+    assert chained(completion_digest(sealed)) == WITH_RECEIPT
+    whole = replace(sealed, receipt=None)
     assert chained(completion_digest(whole)) == WITH_MODEL
     plain = replace(whole, model_fingerprint=None)
     assert chained(completion_digest(plain)) == WITH_CLASS
@@ -115,6 +119,7 @@ def test_a_digest_does_not_change_from_version_to_version() -> None:
     assert entry.hash.hex() == ENTRY
 
 
+WITH_RECEIPT = "27946db12afc74b618cbfe44a85fab7312c90cfd6802584e7c4f2e0249fdc94c"
 WITH_MODEL = "398fd8b8bb927f285b62dbf3c9bf9619f6c22a35c5af12334693478924a90a35"
 WITH_CLASS = "8f6363faa484594ff6da80ee25cf835b7738c0c7e7fbc8ec098b86e9efcc7f4a"
 PLAIN = "22978f4d12e5562f8618588b784f53aef63962ebbc657aa2b316692ee9cda2be"

@@ -20,6 +20,7 @@ from specbatch.schemas.provenance import Ticks
 from specbatch.schemas.records import Stage
 from specbatch.schemas.speculation import Decision, DecisionAction
 from specbatch.schemas.timekeeping import Attempt, Device, SessionRow, TimeSlice
+from specbatch.schemas.usage import COUNTERS
 
 DEVICE = Device("cpu", "here", "spot", 200_000)
 OPEN = SessionRow("open" * 8, "w1", DEVICE, 10.0, None, 90, None, 20, 10, 0, 60)
@@ -45,6 +46,7 @@ ROWS = AccountRows(
     [slice_of(OPEN, 0, 30, True), slice_of(ENDED, 1, 12, False), slice_of(OPEN, 1, 7, False)],
     [OPEN, ENDED],
     [(3, decision("a")), (4, decision("b")), (8, decision("c"))],
+    [(0, 2, "record", "{}", *range(len(COUNTERS)))],
 )
 
 
@@ -57,7 +59,7 @@ def test_what_is_as_it_was_has_no_fault() -> None:
     found, counts = faults(ROWS)
     assert found == []
     assert counts == AccountCounts(
-        groups=2, slices=2, ticks=42, decisions=3, late_slices=1, late_ticks=7
+        groups=2, slices=2, ticks=42, decisions=3, usage=1, late_slices=1, late_ticks=7
     )
 
 
@@ -115,6 +117,10 @@ CHANGES: dict[str, tuple[Callable[[AccountRows], AccountRows], str]] = {
     "a decision": (
         lambda r: replace(r, decisions=[(3, decision("z")), *r.decisions[1:]]),
         "decisions about drafting were changed",
+    ),
+    "what an attempt used": (
+        lambda r: replace(r, usage=[(*r.usage[0][:-1], 99)]),
+        "what 1 attempts used beside devices, or its prices, was changed",
     ),
     "no decision": (
         lambda r: replace(r, decisions=r.decisions[1:]),

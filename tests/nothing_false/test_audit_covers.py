@@ -502,9 +502,27 @@ def test_decisions_that_are_gone_or_others_are_named(
     assert "decisions about drafting" in said
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM stage_usage WHERE stage = 'record'",
+        "UPDATE stage_usage SET cpu_ticks = cpu_ticks / 2",
+        "UPDATE stage_usage SET prices = '{\"cpu_hour\":1}' WHERE stage = 'ingest'",
+    ],
+)
+def test_what_attempts_used_and_its_prices_are_pinned(
+    jobs: Jobs, place: Place, statement: str
+) -> None:
+    place.sql(statement)
+    code, said = place.audit(jobs.plain)
+    assert (code, INTACT in said) == (3, False), said
+    assert "attempts used beside devices, or its prices, was changed" in said
+
+
 OF_THE_STORE = ("order and actions", "which prompts and quarantined rows", "completions")
 OF_THE_FIGURES = (
     *("figures of job and groups", "device time of attempts", "decisions about drafting"),
+    "what else attempts used",
 )
 
 

@@ -399,9 +399,9 @@ def test_a_message_for_a_group_may_find_another_one_next(bed: OneThread, tmp_pat
     claimed: list[int | None] = []
     advance: Callable[..., None] = bed.store.advance
 
-    def noting(lease: Any, *args: Any) -> None:
+    def noting(lease: Any, *args: Any, **kwargs: Any) -> None:
         claimed.append(lease.group_index)
-        advance(lease, *args)
+        advance(lease, *args, **kwargs)
 
     bed.store.advance = noting  # type: ignore[method-assign]  # a spy
     bed.messages.append(DueWork(job.job_id, Stage.VERIFY, 0, bed.model))

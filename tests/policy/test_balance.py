@@ -11,6 +11,7 @@ from specbatch.pipeline.policy.costs.balance import (
     sessions_sheet,
 )
 from specbatch.schemas.provenance import NO_TICKS, Ticks, TimeKind
+from specbatch.schemas.records import Stage
 from specbatch.schemas.timekeeping import Device, JobTime, RowTime, SessionRow
 
 SOME = Ticks(prefill=1, verify=2, draft=3, rejected=4, padding=5, overhead=6)
@@ -21,7 +22,7 @@ def rows(ticks: Ticks = SOME, ahead: int = 0) -> RowTime:
 
 
 def had(ticks: Ticks, kept: bool = False, in_flight: bool = False, hints: bool = False) -> JobTime:
-    return JobTime("job", 10, kept, in_flight, hints, ticks)
+    return JobTime("job", Stage.VERIFY, 10, kept, in_flight, hints, ticks)
 
 
 def test_rows_have_their_kinds_and_drafts_their_own_price() -> None:

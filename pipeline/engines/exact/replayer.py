@@ -5,6 +5,7 @@ It has an engine of its own without proposers, and knows nothing of SQL or text.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
@@ -40,9 +41,13 @@ class Replayer:
         device: DeviceOptions,
         kv_cache_bytes: int | None,
         max_batch_tokens: int = 2048,
+        draft_model: ModelFolder | None = None,
     ) -> None:
-        """Raises `ModelError`, and `MissingExtraError` where the job's weights need one."""
-        host = EngineHost(verifier, None, 1, max_batch_tokens, kv_cache_bytes, device=device)
+        """`draft_model`: of a job whose outputs depend on it.
+
+        Raises `ModelError`, and `MissingExtraError` where the job's weights need one.
+        """
+        host = EngineHost(verifier, draft_model, 1, max_batch_tokens, kv_cache_bytes, device=device)
         self.numeric_class = host.serves().class_of(spec.key)
         self._engine = host.make_engine(spec)
         loaded = host.serves().fingerprint
@@ -83,10 +88,25 @@ class Replayer:
 
     def again(self, request: Request) -> Completion:
         """The completion as the verifier writes it without drafts."""
-        plain = replace(
-            request, depth=0, shadow=False, candidate=None, verification=Verification.COUPLED
-        )
-        self._engine.add(plain)
+        return self._run(
+            replace(
+                *(request,), depth=0, shadow=False, candidate=None,
+                verification=Verification.COUPLED,
+            )
+        )  # fmt: skip
+
+    def tested_again(self, request: Request, pass_depths: Mapping[int, int]) -> Completion:
+        """The completion as a ratio test writes it with drafts of these depths: they and the seed
+        decide what the draft model drafts, and what of it is kept."""
+        return self._run(
+            replace(
+                *(request,), depth=1, max_depth=None, shadow=False, candidate=None, sources=None,
+                draft_model=None, draft_ids=(), pass_depths=pass_depths,
+            )
+        )  # fmt: skip
+
+    def _run(self, request: Request) -> Completion:
+        self._engine.add(request)
         done: list[Completion] = []
         while not self._engine.idle:
             done += self._engine.step()

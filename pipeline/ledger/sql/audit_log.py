@@ -31,7 +31,7 @@ from sqlalchemy import (
 )
 
 from specbatch.pipeline.audit import entries
-from specbatch.pipeline.audit.accounts import OF_GROUP, OF_JOB, AccountRows
+from specbatch.pipeline.audit.accounts import OF_GROUP, OF_JOB, OF_USAGE, AccountRows
 from specbatch.pipeline.ledger import rules
 from specbatch.pipeline.ledger.sql import time
 from specbatch.pipeline.ledger.sql.reading import BY_ROW, PROMPTS
@@ -52,7 +52,15 @@ from specbatch.schemas.audit_tables import Audit, AuditFinding, AuditLog
 from specbatch.schemas.encryption import is_encrypted_text, no_key
 from specbatch.schemas.errors import JobNotFoundError, StoreError, UnknownKeyError
 from specbatch.schemas.records import CompletionRecord, Prompts
-from specbatch.schemas.tables import Completion, Decision, Group, Job, TimeSlice, WorkerSession
+from specbatch.schemas.tables import (
+    Completion,
+    Decision,
+    Group,
+    Job,
+    StageUsage,
+    TimeSlice,
+    WorkerSession,
+)
 from specbatch.schemas.text_columns import SHOWN_WITHOUT_KEY
 
 _SPOILT = (ValueError, TypeError, KeyError, OverflowError)  # what reading a spoilt row raises
@@ -347,10 +355,16 @@ def accounts(conn: Connection, job_id: str) -> AccountRows:
     decisions = conn.execute(
         select(*Decision.__table__.c).where(Decision.job_id == job_id).order_by(Decision.id)
     )
+    used = conn.execute(
+        select(*(getattr(StageUsage, name) for name in OF_USAGE))
+        .where(StageUsage.job_id == job_id, StageUsage.kept)
+        .order_by(StageUsage.group_index, StageUsage.generation)
+    )
     return AccountRows(
         job=dict(job._mapping),
         groups=[tuple(row) for row in groups],
         slices=[time_mapper.time_slice(row) for row in slices],
         sessions=time.sessions(conn, job_id, None),
         decisions=[(row.id, mapper.decision(row)) for row in decisions],
+        usage=[tuple(row) for row in used],
     )

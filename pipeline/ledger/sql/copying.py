@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 from sqlalchemy import JSON, Connection, Dialect, text
 
+from specbatch.schemas import usage
 from specbatch.schemas.tables import Completion
 from specbatch.schemas.text_columns import AnyText, EncryptedText
 from specbatch.schemas.token_arrays import TokenArray
@@ -46,6 +47,7 @@ def stage(conn: Connection, values: Iterable[Mapping[str, Any]]) -> None:
         for i, column in enumerate(_COLUMNS)
         if (as_text := _writer_of(column, conn.dialect)) is not None
     ]
+    usage.count(store_statements=1)  # the driver's own: SQLAlchemy does not see it
     with driver.cursor() as cursor, cursor.copy(_COPY) as copy:
         for row in values:
             line = list(_in_order(row))

@@ -15,6 +15,7 @@ import orjson
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DisconnectionError
 
+from specbatch.schemas import usage
 from specbatch.schemas.errors import MissingExtraError, UsageError
 from specbatch.schemas.file_modes import Access, make_folder, new_file, wide
 from specbatch.schemas.masking import mask_url, remember
@@ -90,6 +91,7 @@ def _sqlite(url: URL, foreign_keys: bool) -> Engine:
     )
 
     file = Path(url.database)
+    _count_statements(engine)
 
     @event.listens_for(engine, "connect")
     def _prepare(connection: sqlite3.Connection, record: Any) -> None:
@@ -142,6 +144,8 @@ def _postgres(url: URL) -> Engine:
         connect_args={k: v for k, v in _POSTGRES_DEFAULTS.items() if k not in url.query},
     )
 
+    _count_statements(engine)
+
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _record: object) -> None:
         autocommit, connection.autocommit = connection.autocommit, True
@@ -149,6 +153,15 @@ def _postgres(url: URL) -> Engine:
         connection.autocommit = autocommit
 
     return engine
+
+
+def _count_statements(engine: Engine) -> None:
+    """Each counts for the attempt that its thread works on. PostgreSQL's BEGIN is not seen here, so
+    SQLite's is left out."""
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def _count(_conn: object, _cursor: object, statement: str, *_: object) -> None:
+        usage.count(store_statements=int(not statement.startswith("BEGIN")))
 
 
 def _dump_json(value: Any) -> str:

@@ -13,6 +13,7 @@ from specbatch.pipeline.audit import entries
 from specbatch.pipeline.audit.digests import KEPT_BYTES
 from specbatch.pipeline.ledger import rules
 from specbatch.pipeline.ledger.sql import audit_log, copying, jobs, time
+from specbatch.pipeline.ledger.sql import usage as sql_usage
 from specbatch.pipeline.ledger.sql.jobs import FREE
 from specbatch.pipeline.ledger.sql.splitting import is_held
 from specbatch.pipeline.ledger.sql.transactions import Now
@@ -22,6 +23,7 @@ from specbatch.schemas.months import month_of
 from specbatch.schemas.records import Artefact, CompletionRecord, Lease, Stage, StageTiming
 from specbatch.schemas.tables import Completion, Group
 from specbatch.schemas.timekeeping import Spent
+from specbatch.schemas.usage import UsageMeter
 
 
 def advance(
@@ -32,6 +34,7 @@ def advance(
     artefact: Artefact | None,
     timing: StageTiming,
     spent: Spent | None = None,
+    usage: UsageMeter | None = None,
 ) -> None:
     """One statement: the fence, the artefact, the timing and the next stage; then the device
     time."""
@@ -41,6 +44,7 @@ def advance(
     _leave(conn, now, lease, to, {**values, **_timed(timing)})
     if spent is not None:
         time.keep(conn, now, lease, spent)
+    sql_usage.keep(conn, lease, usage)
 
 
 def cancel(conn: Connection, now: Now, lease: Lease) -> None:
@@ -56,11 +60,14 @@ def commit(
     completions: Sequence[CompletionRecord],
     timing: StageTiming,
     report: Mapping[str, float],
+    usage: UsageMeter | None = None,
 ) -> Stage | None:
     """Store everything of a finished group, or nothing at all."""
     if lease.stage is not Stage.RECORD:
         raise rules.fenced(lease)
-    return _keep(conn, now, lease, completions, timing, report, Stage.DONE)
+    due = _keep(conn, now, lease, completions, timing, report, Stage.DONE)
+    sql_usage.keep(conn, lease, usage)
+    return due
 
 
 def keep_part(
@@ -71,11 +78,13 @@ def keep_part(
     timing: StageTiming,
     report: Mapping[str, float],
     spent: Spent | None = None,
+    usage: UsageMeter | None = None,
 ) -> None:
     """Store the finished rows of a group that its worker stopped; it becomes CANCELLED."""
     _keep(conn, now, lease, completions, timing, report, Stage.CANCELLED)
     if spent is not None:
         time.keep(conn, now, lease, spent)
+    sql_usage.keep(conn, lease, usage)
 
 
 def _keep(

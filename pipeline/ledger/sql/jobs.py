@@ -31,6 +31,7 @@ from sqlalchemy import (
 from specbatch.pipeline.audit import accounts, entries
 from specbatch.pipeline.ledger import rules
 from specbatch.pipeline.ledger.sql import audit_log, notifications
+from specbatch.pipeline.ledger.sql import usage as sql_usage
 from specbatch.pipeline.ledger.sql.transactions import SERVER_TIME, Now, upsert
 from specbatch.schemas import mapper
 from specbatch.schemas.audit import EntryKind, Head, PublishedManifest
@@ -52,6 +53,7 @@ from specbatch.schemas.records import (
 )
 from specbatch.schemas.tables import Group, Job, Rejected, group_is_open
 from specbatch.schemas.text_columns import SHOWN_WITHOUT_KEY
+from specbatch.schemas.usage import UsageMeter
 
 FREE: dict[str, Any] = {"lease_owner": None, "lease_until": 0.0}  # nobody holds the unit
 _CLOSED = (Stage.FAILED.value, Stage.CANCELLED.value)
@@ -358,6 +360,7 @@ def add_groups(
     next_row: int,
     cursor: SourcePosition,
     from_row: int | None = None,
+    usage: UsageMeter | None = None,
 ) -> None:
     job = lock_held(conn, lease)
     rules.check_order(lease.job_id, job.groups_total, groups)
@@ -395,6 +398,7 @@ def add_groups(
             **head,
         )
     )
+    sql_usage.keep(conn, lease, usage)
 
 
 def finish_ingest(
@@ -404,6 +408,7 @@ def finish_ingest(
     rows_total: int,
     models: Mapping[str, Any],
     from_row: int | None = None,
+    usage: UsageMeter | None = None,
 ) -> None:
     job = lock_held(conn, lease)
     rules.check_place(lease, job.next_row, from_row)
@@ -412,9 +417,12 @@ def finish_ingest(
     values |= audit_log.link(conn, now, job, EntryKind.READ, said, lease.owner)
     move(conn, now, lease.job_id, Stage.RUN, **values)
     move_if_done(conn, now, lease.job_id)
+    sql_usage.keep(conn, lease, usage)
 
 
-def pause_ingest(conn: Connection, now: Now, lease: Lease, most_open: int) -> int:
+def pause_ingest(
+    conn: Connection, now: Now, lease: Lease, most_open: int, usage: UsageMeter | None = None
+) -> int:
     """How many groups may be added before the next call; 0: the lease was given back."""
     job = lock_held(conn, lease)
     is_open = (Group.job_id == lease.job_id, group_is_open())
@@ -423,6 +431,7 @@ def pause_ingest(conn: Connection, now: Now, lease: Lease, most_open: int) -> in
         return max(room, 1)
     resumes_at = rules.resumes_at(most_open)
     move(conn, now, lease.job_id, lease.stage, ingest_resumes_at=resumes_at)
+    sql_usage.keep(conn, lease, usage)
     return 0
 
 
@@ -447,11 +456,13 @@ def finish(
     state: JobState,
     error: str | None = None,
     manifest: PublishedManifest | None = None,
+    usage: UsageMeter | None = None,
 ) -> None:
     rules.check_final(state)
     job, error = lock_held(conn, lease), error and masked(error)
     if lease.stage is not Stage.PUBLISH:
         raise rules.fenced(lease)
+    sql_usage.keep(conn, lease, usage)  # before the accounts are pinned
     pinned = accounts.pinned(audit_log.accounts(conn, lease.job_id))
     said = entries.ended(state.value, error, manifest, pinned)
     head = audit_log.link(conn, now, job, EntryKind.PUBLISHED, said, lease.owner)

@@ -31,6 +31,7 @@ from specbatch.pipeline.ledger.sql import (
     sweeping,
     switching,
     time,
+    usage,
 )
 from specbatch.pipeline.ledger.sql import claim_next as sql_claim_next
 from specbatch.pipeline.ledger.sql import figures as sql_figures
@@ -300,6 +301,8 @@ class SqlStore:
     time_slices = _pages(time.slices)
     job_times = _reads(time.job_times)
     row_times = _reads(time.row_times)
+    report_usage = _writes(usage.report)
+    stage_usage = _reads(usage.of_jobs)
     _silent_sessions = _reads_now(time.silent)
     _end_silent = _writes(time.end_silent)
 

@@ -271,6 +271,7 @@ def with_groups(query: Select[Any]) -> Select[Any]:
 def job_times(conn: Connection, job_id: str | None = None) -> list[JobTime]:
     of: dict[str, Any] = {
         "job_id": TimeSlice.job_id,
+        "stage": TimeSlice.stage,
         "price_microusd": WorkerSession.price_microusd,
         "kept": TimeSlice.kept,
         "in_flight": IN_FLIGHT,
@@ -282,7 +283,9 @@ def job_times(conn: Connection, job_id: str | None = None) -> list[JobTime]:
     if job_id is not None:
         query = query.where(TimeSlice.job_id == job_id)
     found = [time_mapper.job_time(row) for row in conn.execute(query)]
-    return sorted(found, key=lambda t: (t.job_id, t.price_microusd, t.kept, t.in_flight, t.hints))
+    return sorted(
+        found, key=lambda t: (t.job_id, t.price_microusd, t.kept, t.in_flight, t.hints, t.stage)
+    )
 
 
 def row_times(conn: Connection, job_id: str | None = None) -> list[RowTime]:

@@ -29,6 +29,16 @@ class CostPart:
 
 
 @dataclass(frozen=True, slots=True)
+class StagePart:
+    """A stage's cost in dollars, by part of the bill."""
+
+    stage: str
+    parts: tuple[float, ...]  # the device, then `usage.PARTS`
+    usd: float
+    lost: float  # of that
+
+
+@dataclass(frozen=True, slots=True)
 class Drafts:
     """Draft tokens of one source, or of rows of one tag."""
 
@@ -152,6 +162,7 @@ class Facts:
     tokens_as_ids: bool  # the tokenizer is not here
     usd: float  # the cost of all attempts
     parts: tuple[CostPart, ...]
+    stages: tuple[StagePart, ...]
     saved: Savings | None
     usd_per_1k: float | None
     usd_per_document: float | None

@@ -10,14 +10,16 @@ from enum import StrEnum
 
 from specbatch.pipeline.policy.costs.balance import NOTHING, Amount, Sheet, job_sheet, rows_sheet
 from specbatch.pipeline.policy.costs.savings import Span, drafted, pooled, savings
+from specbatch.pipeline.policy.costs.stage_costs import StageCost, other_units, stage_costs
 from specbatch.schemas.job_figures import Savings
 from specbatch.schemas.provenance import TimeKind
-from specbatch.schemas.records import JobRow
+from specbatch.schemas.records import JobRow, Stage
 from specbatch.schemas.timekeeping import JobTime, RowTime
+from specbatch.schemas.usage import StageUsage
 
 NO_TAG = "(no tag)"
 NO_PROPOSER = "(none)"
-NO_ROW = "(in no row)"  # lost, pending and hints: no row's, so no tag's
+NO_ROW = "(in no row)"  # lost, pending, hints and all but devices: no row's, so no tag's
 
 
 class By(StrEnum):
@@ -37,6 +39,16 @@ class JobCost:
     job: JobRow
     times: Sequence[JobTime]
     rows: Sequence[RowTime]
+    usage: Sequence[StageUsage] = ()
+
+    @property
+    def total(self) -> Amount:
+        """The time of devices, and what all that was used cost."""
+        return self.sheet.total + Amount(0, other_units(self.usage))
+
+    @property
+    def by_stage(self) -> dict[Stage, StageCost]:
+        return stage_costs(self.times, self.usage)
 
     @property
     def sheet(self) -> Sheet:
@@ -68,7 +80,7 @@ class Line:
     documents: int = 0
     completion_tokens: int = 0
     accepted: int = 0
-    cost: Amount = NOTHING
+    cost: Amount = NOTHING  # the time of devices, and all money
     drafting: Amount = NOTHING  # of that, on drafts and on those that were refused
     drafted: bool = False  # for any of the jobs
     measured: list[tuple[Savings, Span]] = field(default_factory=list)
@@ -104,7 +116,7 @@ def line_of(costs: Iterable[JobCost], name: str = "") -> Line:
     for cost in costs:
         line.jobs += 1
         line.count(cost.rows)
-        line.cost += cost.sheet.total
+        line.cost += cost.total
         line.drafted |= cost.drafted
         if cost.saved is not None:
             line.measured.append((cost.saved, cost.span))
@@ -135,7 +147,7 @@ def _by_tag(costs: Sequence[JobCost]) -> list[Line]:
             line.jobs += 1
             line.count(mine)
             line.cost += rows_sheet(mine).total
-        rest.cost += cost.sheet.total - rows_sheet(cost.rows).total
+        rest.cost += cost.total - rows_sheet(cost.rows).total
     return [*lines.values(), *([rest] if rest.cost != NOTHING else [])]
 
 

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from specbatch.schemas.timekeeping import UNITS_PER_USD, Device, usd_of
+from specbatch.schemas.timekeeping import Device, usd_of
+from specbatch.schemas.usage import PRICE_NAMES
 
-__all__ = ["UNITS_PER_USD", "cost_units", "device_usd", "price_microusd", "priced", "usd_of"]
+__all__ = [
+    *("UNITS_PER_USD", "cost_units", "device_usd", "price_microusd", "priced", "unit_prices"),
+    "usd_of",
+]
 
 MICROUSD_PER_USD = 1_000_000
 
@@ -24,6 +28,11 @@ def device_usd(seconds: float, usd_per_hour: float) -> float:
 def price_microusd(usd_per_hour: float) -> int:
     """The price as it is recorded."""
     return round(usd_per_hour * MICROUSD_PER_USD)
+
+
+def unit_prices(book: Mapping[str, float]) -> dict[str, int]:
+    """What the price book says of `PRICE_NAMES`, as it is recorded."""
+    return {name: price_microusd(book[name]) for name in PRICE_NAMES if book.get(name)}
 
 
 def cost_units(ticks: int, price_microusd: int) -> int:

@@ -247,8 +247,11 @@ class Speculator:
 
     def _choice(self, sequence: Sequence) -> Choice | None:
         """Who drafts for it now, and how many tokens of what there is."""
-        if sequence.request.depth is not None:
-            return self._fixed(sequence, sequence.request.depth)
+        request = sequence.request
+        if request.pass_depths is not None:
+            return self._fixed(sequence, request.pass_depths.get(sequence.num_output, 0))
+        if request.depth is not None:
+            return self._fixed(sequence, request.depth)
         if self._pauses:
             return None
         selection = self._selection
