@@ -101,8 +101,8 @@ def loaded_refs(store: Store, ref: str) -> list[str]:
             f"or name a version: {PREFIX}{model.label}"
         )
     tried = [one for one in store.rollouts() if one.fingerprint in versions]
-    wanted_of = dict.fromkeys(one.fingerprint for one in (*live, *tried))
-    return [unchanged(versions[fingerprint]) for fingerprint in wanted_of]
+    found = [*(one.fingerprint for one in live), *(one.fingerprint for one in tried)]
+    return [unchanged(versions[fingerprint]) for fingerprint in dict.fromkeys(found)]
 
 
 def loaded_beside(store: Store, job: JobRow) -> list[str]:

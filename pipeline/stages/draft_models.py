@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.policy.rollout import is_drawn
 from specbatch.schemas.errors import StoreError
+from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import CompletionRecord, JobRow, Verification
 from specbatch.schemas.registry import NO_MODELS, Deployment, deployed_for
 from specbatch.schemas.rollouts import Observed, Rollout
 from specbatch.schemas.spec import JobSpec
 from specbatch.schemas.speculation import NO_SHADOW_PAIR, ShadowPair
-from specbatch.schemas.timekeeping import TICKS_PER_SEC
 
 log = logging.getLogger(__name__)
 
