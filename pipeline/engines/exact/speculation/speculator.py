@@ -27,7 +27,7 @@ from specbatch.pipeline.engines.exact.speculation.options import (
 )
 from specbatch.pipeline.engines.exact.speculation.router import Router
 from specbatch.pipeline.engines.exact.speculation.shadow import DEPTH as SHADOW_DEPTH
-from specbatch.pipeline.engines.exact.speculation.shadow import Shadow
+from specbatch.pipeline.engines.exact.speculation.shadow import DEPTH_AT_REST, Shadow
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.engines.exact.state.step import NO_DRAFT, Draft, DraftPlan
 from specbatch.pipeline.engines.models.draft_names import DRAFT_MODEL, kind_of
@@ -89,12 +89,15 @@ class Speculator:
         self._router = Router(self.proposers, self._controller, self._track)
         self._selection = _Selection(0, 0)
         self._shadow = Shadow()
+        self._at_rest = Shadow(tells_completions=False)
         self._opens = False  # this step: something is tried
         self._pauses = True  # this step: nothing is drafted but at fixed depths
         self._coin = coin or random.Random().random
         self._odds = 0.0  # to draft, by those of being a control, when a coin was last thrown
         self._settling = 0  # steps until the control
-        self._shadowing = False  # some sequences are drafted for in shadow
+        self._shadowing = False  # some sequences ask to be drafted for in shadow
+        self._samples = 0  # drafts in shadow while drafting rested …
+        self._sample_at = 0.0  # … and when there may be one more, by `perf_counter`
         self._own: dict[Sequence, dict[str, Own]] = {}  # by proposer
         self._tracks: dict[Sequence, Track] = {}  # of the draft that is being verified
         self._control_every = tuning.FIRST_CONTROL_EVERY
@@ -124,6 +127,8 @@ class Speculator:
             self._controller.replanned(replanning_sec)
         if self._shadowing:
             drafting_sec = self._draft_in_shadow(deciding)
+        if self._selection.at_depth_0 or not self._at_rest.is_empty:
+            drafting_sec += self._sample_at_rest(deciding)
         self._opens = self.steps < self._selection.opening_until
         arm = self._drawn(len(deciding), may_be_control=not replans)
         self._pauses = arm is not Arm.DRAFTS
@@ -175,6 +180,7 @@ class Speculator:
 
     def forget(self, sequence: Sequence) -> None:
         self._shadow.forget(sequence)
+        self._at_rest.forget(sequence)
         self._own.pop(sequence, None)
         self._tracks.pop(sequence, None)
         selection = self._selection
@@ -339,6 +345,42 @@ class Speculator:
                 self._shadow.keep(option.sequence, proposer, draft, track)
         return took
 
+    def _sample_at_rest(self, deciding: Seq[Sequence]) -> float:
+        """Now and then a draft in shadow by a proposer that is disabled, for one sequence: else
+        nothing would tell that it recovered. The seconds that it took; the next one waits until
+        they are a small share of the time."""
+        self._at_rest.compare()
+        begun = time.perf_counter()
+        if not self._at_rest.is_empty or begun < self._sample_at:
+            return 0.0
+        self._samples += 1
+        sequence = deciding[self._samples % len(deciding)]
+        resting = [p for p in self.proposers if self._rests(p, sequence)]
+        if not resting:
+            return 0.0
+        proposer = resting[self._samples // len(deciding) % len(resting)]
+        most = min(DEPTH_AT_REST, self._cap(sequence), sequence.remaining - 1)
+        depth = min(most, proposer.available(sequence))
+        if depth <= 0:
+            return 0.0
+        track = self._track(proposer, sequence)
+        (draft,) = proposer.propose([sequence], [depth])
+        self._at_rest.keep(sequence, proposer, draft, track)
+        took = time.perf_counter() - begun
+        self._sample_at = begun + took / tuning.REST_SHARE
+        return took
+
+    def _rests(self, proposer: Proposer, sequence: Sequence) -> bool:
+        """Whether it would be asked, if its drafts had paid. A draft is what depth 0 decides only
+        where both share their noise."""
+        request = sequence.request
+        return (
+            request.depth is None
+            and sequence.verification is Verification.COUPLED
+            and self._suits(proposer, sequence)
+            and self.decision_log.rests(request.route.job, proposer.name)
+        )
+
     # --- replanning ----------------------------------------------------------------------------
     def _must_replan(self, count: int) -> bool:
         """Whether the choice has stood long enough, was made for another number of sequences, or
@@ -356,6 +398,7 @@ class Speculator:
         self._shadowing = any(s.request.shadow for s in deciding)
         known = self.knowledge.step_time.plain(len(deciding)) is not None
         self.decision_log.tracks.fold()
+        self.decision_log.review(self.steps)
         view = self._sample(deciding)
         options, picked = self._options_of_all(view, len(deciding))
         is_full = len(view) == len(deciding)
@@ -460,6 +503,14 @@ class Speculator:
         return found
 
     def _may(self, proposer: Proposer, sequence: Sequence) -> bool:
+        if not self._suits(proposer, sequence):
+            return False
+        request = sequence.request
+        if request.depth is not None and not request.shadow:
+            return True  # a fixed depth is what was asked for, whether it pays or not
+        return self.decision_log.allows(request.route.job, proposer.name, self.steps)
+
+    def _suits(self, proposer: Proposer, sequence: Sequence) -> bool:
         """Ratio tests need to know what a draft was sampled from; jobs may name their sources, and
         operators switch them off."""
         if self.is_off(proposer.name, sequence):
@@ -470,11 +521,7 @@ class Speculator:
         is_model = kind_of(proposer.name) == DRAFT_MODEL
         if is_model and request.draft_model not in (None, proposer.name):
             return False
-        if sequence.verification is not Verification.COUPLED and not proposer.has_draft_probs:
-            return False
-        if request.depth is not None and not request.shadow:
-            return True  # a fixed depth is what was asked for, whether it pays or not
-        return self.decision_log.allows(request.route.job, proposer.name, self.steps)
+        return sequence.verification is Verification.COUPLED or proposer.has_draft_probs
 
     def _cap(self, sequence: Sequence) -> int:
         cap = sequence.request.max_depth
