@@ -26,6 +26,8 @@ SENTENCES = {
     "logs": "Print what workers logged about a job.",
     "cost": "Show where seconds and dollars went, what tokens and documents cost, and what was "
     "saved.",
+    "figures": "Show acceptance, tokens, cost per 1,000, savings and the month's forecast, week by "
+    "week.",
     "spend": "Show what devices cost this month and will have cost at its end; exit with 3 above a "
     "limit.",
     "acceptance": "Show how many drafts a job's nights accepted, by proposer and tag, and what "

@@ -29,6 +29,7 @@ class Breaker:
     strikes: int = 0
     open_steps: int = tuning.FIRST_OPEN_STEPS
     open_until: int | None = None  # step; None: it takes part
+    needed: float = 1.0  # acceptance from which on it would pay, as of when it was disabled
     probing: bool = False  # it takes part again, and has to show that it pays
 
     def half_opens(self, step: int) -> bool:
@@ -197,7 +198,7 @@ class DecisionLog:
         if action is None:
             return
         self.on_decision(job, proposer, action is DecisionAction.DISABLED)
-        needed = break_even()
+        needed = of.breakers[proposer].needed = break_even()
         rate = rate if believed is None else believed
         self._note(
             job,
@@ -209,9 +210,30 @@ class DecisionLog:
             sequences=sequences,
         )
 
+    def rests(self, job: str, proposer: str) -> bool:
+        """Whether it is disabled on the job, so that nothing but samples in shadow tells of it."""
+        of = self._jobs.get(job)
+        breaker = of.breakers.get(proposer) if of else None
+        return breaker is not None and breaker.open_until is not None
+
+    def review(self, step: int) -> None:
+        """What samples say of proposers that are disabled: whether acceptance is still far below
+        its best, and who would pay by now, and so is tried again at once."""
+        for job, of in tuple(self._jobs.items()):
+            for proposer, breaker in of.breakers.items():
+                figures = self.tracks.rate_of(proposer, job)
+                old, _ = of.judged.get(proposer, (None, 0))
+                if breaker.open_until is None or figures == old:
+                    continue
+                of.judged[proposer] = figures, step
+                self._compare(job, proposer)
+                rate, tested = figures
+                if tested >= tuning.BREAKER_TESTS and rate >= breaker.needed:
+                    breaker.open_until = min(step, breaker.open_until)
+
     def _compare(self, job: str, proposer: str) -> None:
-        """With the best there was, tag by tag. What collapsed stays so while nothing is drafted:
-        its breaker opens, and then no figure that rests on draft tokens would tell of it."""
+        """With the best there was, tag by tag. What collapsed stays so while nothing is drafted,
+        until samples say otherwise: no figure that rests on draft tokens would tell of it."""
         of = self._job(job)
         for tag, (rate, tested) in self.tracks.lately(proposer, job).items():
             if tested < tuning.BREAKER_TESTS:

@@ -89,6 +89,7 @@ LONGEST_OPEN_STEPS = 8192  # … up to so many
 BREAKER_TESTS = 24  # of a proposer on a job, before it may be disabled
 COLLAPSED_SHARE = 0.5  # of the best acceptance on a job: what is lower at `STRIKES` replans …
 COLLAPSED_BY = 0.25  # … by so much or more has collapsed
+REST_SHARE = 0.005  # of the time may go into samples of proposers that are disabled
 SAME_TESTS_STEPS = 128  # for which replans at the same tests are one: trials are rarer than replans
 SETTLED_REPLANS = 2  # in a row that must agree, before a change is recorded as a decision
 MOST_DECISIONS = 200  # of a job, kept until they are asked for

@@ -207,3 +207,29 @@ def test_spend_is_what_sessions_leased_and_above_a_limit_the_exit_code_is_3(
     assert found.is_well, "the alert tells"
     assert found.found is not None
     assert found.found["spend"]["limit"] == 3.0
+
+
+# --- figures --------------------------------------------------------------------------------
+def test_the_figures_are_those_of_the_jobs_week_by_week(cli: Cli, store: Store) -> None:
+    said = cli("figures", "--days", 10, "--json").json
+    before, now = said["weeks"]
+    whole = cli("cost", "--json").json["figures"]
+    progress = [store.progress(job.job_id) for job in store.list_jobs()]
+    assert (before["jobs"], now["jobs"]) == (0, 2)
+    assert (before["tokens"], before["acceptance"], before["usd"]) == (0, None, 0.0)
+    assert {**now, "from": None} == {**said["whole"], "from": None}
+    assert now["tokens"] == whole["tokens"] > 0
+    assert now["usd_per_1k_tokens"] == pytest.approx(whole["usd_per_1k_tokens"])
+    accepted, proposed = sum(p.accepted for p in progress), sum(p.proposed for p in progress)
+    assert now["acceptance"] == accepted / proposed
+    assert said["month"]["to_date_usd"] > 0
+
+
+def test_the_figures_are_a_table_that_ends_with_the_month(cli: Cli, store: Store) -> None:
+    said = cli("figures")
+    heading, *weeks, whole, saved, month = said.out.splitlines()
+    assert heading.split()[:3] == ["from", "(UTC)", "jobs"]
+    assert len(weeks) == 5
+    assert whole.split()[:2] == ["all", str(len(store.list_jobs()))]
+    assert "saved against depth 0" in saved or "against depth 0" in saved
+    assert " so far" in month

@@ -55,7 +55,10 @@ SHARED = {
 FILES = {"howto/schedules.md": "jobs/schedules/nightly.yaml"}
 
 # A page whose commands use what another page has made.
-AFTER = {"runbooks/NightlyRunMissing.md": "howto/schedules.md"}
+AFTER = {
+    f"runbooks/{name}.md": "howto/schedules.md"
+    for name in ("NightlyRunMissing", "NightlyRunFailed")
+}
 
 # Where a page's command ends with another code than 0, because the page says so.
 EXIT_CODES = {

@@ -15,9 +15,11 @@ from policy.machines import Machine, linear
 
 from specbatch.pipeline.engines.contract import Cohort, Request
 from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
+from specbatch.pipeline.engines.exact.speculation.shadow import Shadow
 from specbatch.pipeline.engines.exact.speculation.speculator import Speculator
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.engines.exact.state.step import Draft, DraftPlan
+from specbatch.pipeline.policy.acceptance import Track
 from specbatch.pipeline.policy.step_cost import LinearCost
 from specbatch.schemas.records import SamplingParams
 
@@ -49,6 +51,7 @@ class Source(Proposer):
         self.limit: Callable[[Sequence], int] = lambda _: limit
         self.rate: Rate = rate if callable(rate) else lambda _: rate
         self.asked: list[list[tuple[Sequence, int]]] = []  # by call
+        self.took = 0.0  # seconds in its model
         self.verified: list[Sequence] = []
         self.forgotten: list[Sequence] = []
 
@@ -98,7 +101,23 @@ class ModelSource(Source):
         seconds = sum(size * price for size, price in zip(sizes, self._prices, strict=True))
         self.pass_time.observe(sizes, seconds)
         self._clock.now += seconds
+        self.took += seconds
         return drafts
+
+
+@dataclass(slots=True)
+class TossedShadow(Shadow):
+    """Depth 0 decides 7 everywhere: a coin says up to where a draft is that."""
+
+    coin: Callable[[], float] = random.random
+    rates: dict[Proposer, Rate] = field(default_factory=dict)
+
+    def keep(self, sequence: Sequence, proposer: Proposer, draft: list[int], track: Track) -> None:
+        rate, right = self.rates[proposer](sequence), 0
+        while right < len(draft) and self.coin() < rate:
+            right += 1
+        tossed = [7] * right + [8] * (len(draft) - right)
+        Shadow.keep(self, sequence, proposer, tossed, track)
 
 
 @dataclass
@@ -117,6 +136,8 @@ class Simulation:
     def __post_init__(self) -> None:
         self.coin = random.Random(7).random
         self.speculator = Speculator(self.proposers, coin=lambda: self.coin())
+        rates: dict[Proposer, Rate] = {one: one.rate for one in self.proposers}
+        self.speculator._at_rest = TossedShadow(False, coin=random.Random(11).random, rates=rates)
         self.random = random.Random(5)
         self._sources = {source.name: source for source in self.proposers}
         self.sequences: list[Sequence] = []

@@ -18,6 +18,7 @@ from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.speculation.shadow import DEPTH, SHARE, Shadow, is_watched
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.policy.acceptance import Track, Tracks
+from specbatch.pipeline.policy.breaker import Breaker
 from specbatch.schemas.records import SamplingParams
 from specbatch.schemas.speculation import AcceptanceCount
 from support.models import TinyPair
@@ -239,3 +240,22 @@ def test_it_is_wanted_for_some_of_those_that_ask(shadow: bool, seed: int, wanted
 def test_few_are_wanted_whatever_the_pattern_of_seeds(step: int) -> None:
     watched = sum(is_watched(step * i + 1) for i in range(4000))
     assert watched == pytest.approx(4000 / SHARE, rel=0.1)
+
+
+def test_samples_while_drafting_rests_leave_outputs_and_their_counts_as_they_are(
+    tiny_pair: TinyPair,
+) -> None:
+    asked = requests(depth=None, shadow=False)
+    one = bench(tiny_pair.verifier, tiny_pair.draft)
+    log = one.engine._speculator.decision_log
+    log._job(JOB).breakers["draft-model"] = Breaker(open_until=10**9, needed=2.0)
+    one.add(*asked).run()
+    for request in asked:
+        done = one.finished[request.request_id]
+        assert_same(done, baseline_of(tiny_pair.verifier)(request))
+        assert (done.shadow_proposed, done.shadow_accepted) == (0, 0)
+    assert one.engine.stats.proposed == one.engine.stats.proposer_failures == 0
+    (samples,) = one.engine.lessons(JOB).counts
+    assert samples.proposer.partition(":")[0] == "draft-model"
+    assert samples.tested > 0
+    one.assert_all_blocks_are_free()

@@ -388,4 +388,5 @@ def test_a_fixed_depth_goes_on_with_a_source_that_was_taken_out_of_the_job(clock
     source.take_asked()
     made.run(20)
     assert not decision_log.allows("nightly", "a", made.speculator.steps)
-    assert source.asked == [[(fixed, 2)]] * 20
+    # Beside it samples in shadow of the others, one at a time.
+    assert [call for call in source.asked if call[0][0] is fixed] == [[(fixed, 2)]] * 20

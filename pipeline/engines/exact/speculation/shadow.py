@@ -1,7 +1,8 @@
 """Drafts that nobody verifies: they wait until depth 0 has decided the same positions.
 
 That counts acceptance exactly, for a draft is accepted where it is what depth 0 decides, and costs
-nothing but the drafting. Only some sequences are drafted for.
+nothing but the drafting. Only some sequences are drafted for: of jobs that ask for it, and now and
+then one while drafting rests.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from specbatch.pipeline.policy.acceptance import Track
 
 SHARE = 4  # one sequence in so many
 DEPTH = 8
+DEPTH_AT_REST = 2  # most first tokens are refused then, and nothing behind one is a test
 _GOLDEN = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: multiples of it are spread evenly
 
 
@@ -38,7 +40,13 @@ class _Waiting:
 
 @dataclass(slots=True)
 class Shadow:
-    """The drafts in waiting. A sequence has one at most."""
+    """The drafts in waiting. A sequence has one at most.
+
+    `tells_completions`: they have the counts too, which outputs keep. Those of samples depend on
+    the time, and outputs must not.
+    """
+
+    tells_completions: bool = True
 
     _waiting: dict[Sequence, _Waiting] = field(default_factory=dict)
 
@@ -46,6 +54,10 @@ class Shadow:
         """Whether it is one of the few, and has no draft in waiting."""
         request = sequence.request
         return request.shadow and is_watched(request.seed) and sequence not in self._waiting
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._waiting
 
     def keep(self, sequence: Sequence, proposer: Proposer, draft: list[int], track: Track) -> None:
         """A draft behind the sequence's newest token. Its proposer drops its traces at once."""
@@ -68,5 +80,6 @@ class Shadow:
         draft = waiting.draft[: len(decided)]
         accepted = agreed(draft, decided)
         waiting.track.observe(len(draft), accepted)
-        sequence.shadow_proposed += len(draft)
-        sequence.shadow_accepted += accepted
+        if self.tells_completions:
+            sequence.shadow_proposed += len(draft)
+            sequence.shadow_accepted += accepted

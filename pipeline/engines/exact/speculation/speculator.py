@@ -29,7 +29,7 @@ from specbatch.pipeline.engines.exact.speculation.options import (
 from specbatch.pipeline.engines.exact.speculation.pairs import AT_ONCE, Pair, Pairs
 from specbatch.pipeline.engines.exact.speculation.router import Router
 from specbatch.pipeline.engines.exact.speculation.shadow import DEPTH as SHADOW_DEPTH
-from specbatch.pipeline.engines.exact.speculation.shadow import Shadow
+from specbatch.pipeline.engines.exact.speculation.shadow import DEPTH_AT_REST, Shadow
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.engines.exact.state.step import NO_DRAFT, Draft, DraftPlan
 from specbatch.pipeline.engines.models.draft_names import DRAFT_MODEL, kind_of
@@ -92,13 +92,16 @@ class Speculator:
         self._selection = _Selection(0, 0)
         self._shadow = Shadow()
         self._pairs = Pairs()
+        self._at_rest = Shadow(tells_completions=False)
         self._opens = False  # this step: something is tried
         self._pauses = True  # this step: nothing is drafted but at fixed depths
         self._coin = coin or random.Random().random
         self._odds = 0.0  # to draft, by those of being a control, when a coin was last thrown
         self._settling = 0  # steps until the control
-        self._shadowing = False  # some sequences are drafted for in shadow
         self._pairing = False  # some sequences have a candidate
+        self._shadowing = False  # some sequences ask to be drafted for in shadow
+        self._samples = 0  # drafts in shadow while drafting rested …
+        self._sample_at = 0.0  # … and when there may be one more, by `perf_counter`
         self._own: dict[Sequence, dict[str, Own]] = {}  # by proposer
         self._tracks: dict[Sequence, Track] = {}  # of the draft that is being verified
         self._control_every = tuning.FIRST_CONTROL_EVERY
@@ -136,6 +139,8 @@ class Speculator:
             drafting_sec = self._draft_in_shadow(deciding)
         if self._pairing:
             drafting_sec += self._draft_in_pairs(deciding, busy_sec)
+        if self._selection.at_depth_0 or not self._at_rest.is_empty:
+            drafting_sec += self._sample_at_rest(deciding)
         self._opens = self.steps < self._selection.opening_until
         arm = self._drawn(len(deciding), may_be_control=not replans)
         self._pauses = arm is not Arm.DRAFTS
@@ -188,6 +193,7 @@ class Speculator:
     def forget(self, sequence: Sequence) -> None:
         self._shadow.forget(sequence)
         self._pairs.forget(sequence)
+        self._at_rest.forget(sequence)
         self._own.pop(sequence, None)
         self._tracks.pop(sequence, None)
         selection = self._selection
@@ -403,6 +409,42 @@ class Speculator:
             default=None,
         )
 
+    def _sample_at_rest(self, deciding: Seq[Sequence]) -> float:
+        """Now and then a draft in shadow by a proposer that is disabled, for one sequence: else
+        nothing would tell that it recovered. The seconds that it took; the next one waits until
+        they are a small share of the time."""
+        self._at_rest.compare()
+        begun = time.perf_counter()
+        if not self._at_rest.is_empty or begun < self._sample_at:
+            return 0.0
+        self._samples += 1
+        sequence = deciding[self._samples % len(deciding)]
+        resting = [p for p in self.proposers if self._rests(p, sequence)]
+        if not resting:
+            return 0.0
+        proposer = resting[self._samples // len(deciding) % len(resting)]
+        most = min(DEPTH_AT_REST, self._cap(sequence), sequence.remaining - 1)
+        depth = min(most, proposer.available(sequence))
+        if depth <= 0:
+            return 0.0
+        track = self._track(proposer, sequence)
+        (draft,) = proposer.propose([sequence], [depth])
+        self._at_rest.keep(sequence, proposer, draft, track)
+        took = time.perf_counter() - begun
+        self._sample_at = begun + took / tuning.REST_SHARE
+        return took
+
+    def _rests(self, proposer: Proposer, sequence: Sequence) -> bool:
+        """Whether it would be asked, if its drafts had paid. A draft is what depth 0 decides only
+        where both share their noise."""
+        request = sequence.request
+        return (
+            request.depth is None
+            and sequence.verification is Verification.COUPLED
+            and self._is_source(proposer, sequence)
+            and self.decision_log.rests(request.route.job, proposer.name)
+        )
+
     # --- replanning ----------------------------------------------------------------------------
     def _must_replan(self, count: int) -> bool:
         """Whether the choice has stood long enough, was made for another number of sequences, or
@@ -421,6 +463,7 @@ class Speculator:
         self._pairing = any(s.request.candidate in self._by_name for s in deciding)
         known = self.knowledge.step_time.plain(len(deciding)) is not None
         self.decision_log.tracks.fold()
+        self.decision_log.review(self.steps)
         view = self._sample(deciding)
         options, picked = self._options_of_all(view, len(deciding))
         is_full = len(view) == len(deciding)
