@@ -105,7 +105,8 @@ class DraftModels:
             trial = _trial(rollout, deployments, job, group_index, loaded)
             if trial is None:
                 continue
-            trials.append(trial)
+            if rollout.outcome is None:  # else its groups say nothing new
+                trials.append(trial)
             if trial.drawn:
                 deployments = _replaced(deployments, rollout)
             elif rollout.share <= 0.0:

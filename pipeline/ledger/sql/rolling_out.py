@@ -91,11 +91,12 @@ def observe(
 ) -> Rollout:
     """Add a group, once, and let the rollout go on or end as its groups say."""
     row = conn.execute(_of(number).with_for_update()).one()
+    if row.outcome is not None:  # the group was on its way when the rollout was decided
+        return _rollout(row)
     key = {"rollout_id": number, "job_id": job_id, "group_index": group_index}
     adding = upsert(conn.dialect.name, RolloutGroup).values(**key, **asdict(seen))
     adding = adding.on_conflict_do_nothing().returning(RolloutGroup.id)
-    is_new = conn.execute(adding).first() is not None
-    if row.outcome is not None or not is_new:
+    if conn.execute(adding).first() is None:
         return _rollout(row)
     course = course_of(row.steps, groups(conn, number))
     values: dict[str, Any] = {"step": course.step, "better": course.better, "worse": course.worse}
