@@ -23,6 +23,8 @@ from specbatch.schemas.errors import StoreError
 from specbatch.schemas.exports import ExportKind, ExportOrder
 from specbatch.schemas.provenance import Ticks
 from specbatch.schemas.records import JobState, RejectedRow, Stage
+from specbatch.schemas.registry import DeployScope, NewModel, PairTrial
+from specbatch.schemas.rollouts import Observed, Outcome
 from specbatch.schemas.speculation import AcceptanceCount, Decision, DecisionAction
 from specbatch.schemas.sql_roles import (
     AUDITOR,
@@ -145,6 +147,32 @@ def test_an_operator_and_a_worker_do_a_job_together_and_an_auditor_reads_it(logi
             assert told(auditor) == []
             auditor.keep_audit(AuditRecord(JOB, 8, 0, 24, True))
             assert auditor.correctness().share == 1.0
+
+
+def test_workers_decide_rollouts_and_operators_begin_and_promote(login: Login) -> None:
+    with store_of(login(OPERATOR)) as operator, store_of(login(WORKER)) as worker:
+        for fingerprint in ("aa", "bb"):
+            operator.add_model(NewModel(fingerprint, "docs", "/models"))
+        operator.promote("aa", DeployScope(), "the first")
+        operator.add_pair_trial(PairTrial("v", "bb", "exact/f32/1", True, "drafts can pay", {}))
+        assert [trial.pays for trial in worker.pair_trials()] == [True]
+        rollout = operator.begin_rollout("bb", DeployScope(), (0.5, 1.0), "trained")
+        with pytest.raises(StoreError, match="permission denied"):
+            operator.observe_rollout(rollout.number, JOB, 0, Observed(0.5, True, 1, 1.0))
+        for index in range(60):
+            mine = index % 2 == 0
+            seen = Observed(0.5, mine, 1000 if mine else 10, 1.0)
+            rollout = worker.observe_rollout(rollout.number, JOB, index, seen)
+        assert rollout.outcome is Outcome.BETTER
+        for forbidden in (
+            worker.settle_rollouts,
+            lambda: worker.promote("bb", DeployScope(), "mine"),
+            lambda: worker.begin_rollout("bb", DeployScope(tag="x"), (0.5, 1.0), "mine"),
+        ):
+            with pytest.raises(StoreError, match="permission denied"):
+                forbidden()
+        assert len(operator.settle_rollouts()) == 1
+        assert [one.fingerprint for one in worker.deployments()] == ["bb"]
 
 
 @pytest.mark.parametrize("role", ROLES)
