@@ -20,10 +20,11 @@ from specbatch.schemas.privacy import SEALED
 from specbatch.schemas.settings import Settings
 
 if TYPE_CHECKING:  # the light install has no pyarrow
-    from specbatch.pipeline.operations.comparing import Comparison, Difference
+    from specbatch.pipeline.operations.comparing import Comparison, Difference, Thresholds
     from specbatch.pipeline.operations.results import Results
 
 DIFFERENT = 1
+_THRESHOLDS = "Thresholds"
 TROUBLE = 2  # as `diff` has it
 
 SecondJob = Annotated[
@@ -35,23 +36,66 @@ def diff(
     left: JobId,
     right: SecondJob,
     most: Annotated[int, typer.Option("--max", help="differing rows to print at most", min=0)] = 10,
+    max_different: Annotated[
+        float | None,
+        typer.Option(
+            "--max-different",
+            help="percent of the rows that may differ",
+            min=0.0,
+            max=100.0,
+            show_default=False,
+            rich_help_panel=_THRESHOLDS,
+        ),
+    ] = None,
+    max_length: Annotated[
+        float | None,
+        typer.Option(
+            "--max-length",
+            help="percent by which the mean number of tokens may change",
+            min=0.0,
+            show_default=False,
+            rich_help_panel=_THRESHOLDS,
+        ),
+    ] = None,
+    max_logprob: Annotated[
+        float | None,
+        typer.Option(
+            "--max-logprob",
+            help="by which the mean log-probability of a token may be lower in the second job",
+            min=0.0,
+            show_default=False,
+            rich_help_panel=_THRESHOLDS,
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Compare the outputs of two jobs row by row; exit with 1 if they differ.
 
     Rows belong together by id and sample. Equal means: the same token ids, text, finish reason and
-    error, and the same log-probabilities where both jobs wrote them. Exit codes: 0 equal,
-    1 different, 2 the jobs could not be compared.
+    error, and the same log-probabilities where both jobs wrote them. With thresholds, jobs may
+    differ, as those of two models do, and only what exceeds one counts. Exit codes: 0 equal or
+    within the thresholds, 1 different, 2 the jobs could not be compared.
     """
+    shares = [None if of is None else of / 100.0 for of in (max_different, max_length)]
     try:
-        is_equal = _compare(found_settings(), left, right, most, json)
+        is_well = _compare(
+            found_settings(), left, right, most, _thresholds(*shares, max_logprob), json
+        )
     except SpecbatchError as error:
         complain(str(error))
         raise typer.Exit(TROUBLE) from None
-    raise typer.Exit(0 if is_equal else DIFFERENT)
+    raise typer.Exit(0 if is_well else DIFFERENT)
 
 
-def _compare(settings: Settings, left: str, right: str, most: int, json: bool) -> bool:
+def _thresholds(different: float | None, length: float | None, logprob: float | None) -> Thresholds:
+    from specbatch.pipeline.operations.comparing import Thresholds
+
+    return Thresholds(different, length, logprob)
+
+
+def _compare(
+    settings: Settings, left: str, right: str, most: int, allowed: Thresholds, json: bool
+) -> bool:
     with closing(make_store(settings)) as store:
         jobs = [store.get_job(name) for name in (left, right)]
         one, other = (make_results(settings, store, job) for job in jobs)
@@ -64,14 +108,18 @@ def _compare(settings: Settings, left: str, right: str, most: int, json: bool) -
         found = compare(one.compared(), other.compared(), most)
     specs = spec_differences(one.job, other.job, Privacy.of_settings(settings).templates)
     is_whole = not any(job.spec.get(SEALED) for job in jobs)
+    exceeded = found.exceeded(allowed)
     if json:
-        say_json(as_json((one.job.job_id, other.job.job_id), found, specs))
+        told = as_json((one.job.job_id, other.job.job_id), found, specs)
+        say_json(told | ({"exceeded": exceeded} if allowed.are_any else {}))
     else:
-        lines = (*count_lines(found), *difference_lines(found), *spec_lines(specs, is_whole))
+        lines = [*count_lines(found), *difference_lines(found), *spec_lines(specs, is_whole)]
+        if allowed.are_any:
+            lines += [*written_lines(found), *(exceeded or ["within the thresholds"])]
         with suppress(SystemExit, typer.Exit), while_read():  # the outcome is that of the jobs
             for line in lines:
                 say(line)
-    return found.equal
+    return not exceeded if allowed.are_any else found.equal
 
 
 def _check_whole(results: Results) -> None:
@@ -93,6 +141,18 @@ def count_lines(found: Comparison) -> Iterator[str]:
             yield f"only in the {word} job: {count:,}" + (
                 f" ({', '.join(names)}{more})" if names else ""
             )
+
+
+def written_lines(found: Comparison) -> Iterator[str]:
+    """What both jobs wrote in the rows that both have, on average."""
+    both = (found.left, found.right)
+    yield "tokens of a completion: " + " and ".join(f"{one.mean_tokens:.1f}" for one in both)
+    means = [one.mean_logprob for one in both]
+    if None not in means:
+        yield "log-probability of a token: " + " and ".join(f"{mean:.4f}" for mean in means)
+    for reason in sorted({*found.left.reasons, *found.right.reasons}):
+        shares = [one.reasons[reason] / max(1, one.completions) for one in both]
+        yield f"ended by {reason}: " + " and ".join(f"{share:.1%}" for share in shares)
 
 
 def difference_lines(found: Comparison) -> Iterator[str]:
@@ -147,5 +207,14 @@ def as_json(
         "differences": [one._asdict() for one in found.differences],
         "ids_only_in_first": found.ids_only_left,
         "ids_only_in_second": found.ids_only_right,
+        "written": [
+            {
+                "completions": one.completions,
+                "mean_tokens": one.mean_tokens,
+                "mean_logprob": one.mean_logprob,
+                "finish_reasons": dict(one.reasons),
+            }
+            for one in (found.left, found.right)
+        ],
         "specs": {name: list(values) for name, values in specs.items()},
     }

@@ -8,6 +8,7 @@ temporary SQLite database, which SQLite moves to disk as it grows.
 from __future__ import annotations
 
 import sqlite3
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, fields
@@ -16,6 +17,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from specbatch.pipeline.outputs.rows import ComparedRow, logprobs, token_ids
+from specbatch.schemas.errors import UsageError
 from specbatch.schemas.prompt_places import in_brief
 from specbatch.schemas.records import JobRow
 
@@ -52,6 +54,48 @@ def in_brief_of(job: JobRow) -> list[tuple[str, str]]:
 
 
 @dataclass(slots=True)
+class Written:
+    """What one job wrote in the rows that both have: sums that do not need equal outputs."""
+
+    completions: int = 0
+    tokens: int = 0
+    logprob: float = 0.0  # of all tokens that have one …
+    logprobs: int = 0  # … and how many do
+    reasons: Counter[str] = field(default_factory=Counter)  # how completions ended
+
+    def see(self, row: ComparedRow) -> None:
+        self.completions += 1
+        self.tokens += len(token_ids(row))
+        found = logprobs(row)
+        self.logprob += sum(found)
+        self.logprobs += len(found)
+        self.reasons[row.finish_reason] += 1
+
+    @property
+    def mean_tokens(self) -> float:
+        """Of a completion."""
+        return self.tokens / self.completions if self.completions else 0.0
+
+    @property
+    def mean_logprob(self) -> float | None:
+        """Of a token; None without log-probabilities."""
+        return self.logprob / self.logprobs if self.logprobs else None
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """By how much the second job may differ from the first. None: by anything."""
+
+    different: float | None = None  # share of all rows
+    length: float | None = None  # of the mean number of tokens, as a share of it
+    logprob: float | None = None  # by which the mean log-probability of a token may be lower
+
+    @property
+    def are_any(self) -> bool:
+        return (self.different, self.length, self.logprob) != (None, None, None)
+
+
+@dataclass(slots=True)
 class Comparison:
     """The counts of a comparison, and the first few differences."""
 
@@ -62,6 +106,44 @@ class Comparison:
     differences: list[Difference] = field(default_factory=list)
     ids_only_left: list[str] = field(default_factory=list)
     ids_only_right: list[str] = field(default_factory=list)
+    left: Written = field(default_factory=Written)
+    right: Written = field(default_factory=Written)
+
+    @property
+    def different_share(self) -> float:
+        """Rows that differ or have no partner, as a share of all."""
+        apart = self.differ + self.only_left + self.only_right
+        return apart / (apart + self.same) if apart else 0.0
+
+    def exceeded(self, allowed: Thresholds) -> list[str]:
+        """What differs by more, a sentence each.
+
+        Raises `UsageError` for log-probabilities that a job does not have.
+        """
+        said = []
+        if allowed.different is not None and self.different_share > allowed.different:
+            said.append(
+                f"{self.different_share:.1%} of the rows differ, more than {allowed.different:.1%}"
+            )
+        one, other = self.left.mean_tokens, self.right.mean_tokens
+        if allowed.length is not None and abs(other - one) > allowed.length * one:
+            said.append(
+                f"a completion has {other:.1f} tokens instead of {one:.1f}: more than "
+                f"{allowed.length:.1%} apart"
+            )
+        if allowed.logprob is not None:
+            before, after = self.left.mean_logprob, self.right.mean_logprob
+            if before is None or after is None:
+                raise UsageError(
+                    "there are no log-probabilities to compare in one of the jobs: submit both "
+                    "with `--logprobs`, or leave out --max-logprob"
+                )
+            if before - after > allowed.logprob:
+                said.append(
+                    f"a token's log-probability is {after:.4f} instead of {before:.4f}: lower by "
+                    f"more than {allowed.logprob:g}"
+                )
+        return said
 
     @property
     def equal(self) -> bool:
@@ -163,6 +245,8 @@ def _belong_together(
 
 
 def _note(found: Comparison, left: ComparedRow, right: ComparedRow, most: int) -> None:
+    found.left.see(left)
+    found.right.see(right)
     differs = difference(left, right)
     if differs is None:
         found.same += 1

@@ -68,3 +68,40 @@ def test_real_jobs_are_equal_with_and_without_drafts_and_differ_by_their_seed(
     records = {c.row_id: c.token_ids for c in store.completions(store.get_job("one").job_id)}
     store.close()
     assert records[first["row_id"]][first["at"]] == first["left"]
+
+
+def test_thresholds_say_by_how_much_two_models_may_differ(
+    cli: Any, job: list[object], tiny_pair: Any
+) -> None:
+    assert tiny_pair
+    flags = ("--local", "--temperature", 0.8, "--dtype", "float32", "--logprobs")
+    for name, seed, tokens in (("one", 1, 8), ("two", 2, 8), ("three", 2, 16)):
+        more = ("--output", name, "--name", name, "--seed", seed, "--max-tokens", tokens)
+        assert cli("submit-job", *job, *flags, *more).code == 0
+    assert cli("diff", "one", "two").code == 1
+    within = cli("diff", "one", "two", "--max-length", 30, "--max-logprob", 50)
+    assert within.code == 0, within.out
+    lines = within.out.splitlines()
+    assert lines[-1] == "within the thresholds"
+    assert any(line.startswith("log-probability of a token: -") for line in lines)
+    assert any(line.startswith("ended by length: ") for line in lines)
+    longer = cli("diff", "one", "three", "--max-length", 30, "--json")
+    assert longer.code == 1
+    assert "more than 30.0% apart" in longer.json["exceeded"][0]
+    assert longer.json["written"][1]["mean_tokens"] > longer.json["written"][0]["mean_tokens"]
+    different = cli("diff", "one", "two", "--max-different", 1)
+    assert different.code == 1
+    assert "of the rows differ, more than 1.0%" in different.out
+    same = ("diff", "one", "one", "--max-different", 0, "--max-length", 0, "--max-logprob", 0)
+    assert cli(*same).code == 0
+
+
+def test_without_log_probabilities_there_is_no_threshold_of_them(
+    cli: Any, job: list[object], tiny_pair: Any
+) -> None:
+    assert tiny_pair
+    assert cli("submit-job", *job, "--local", "--dtype", "float32", "--output", "one").code == 0
+    (told,) = cli("jobs", "--json").json
+    done = cli("diff", told["job"], told["job"], "--max-logprob", 1)
+    assert done.code == 2
+    assert "no log-probabilities to compare" in done.complaint
