@@ -64,7 +64,8 @@ def learn(
     """Train the deployed draft model on what the store keeps, try the new one beside the verifier,
     and begin a rollout if it is better.
 
-    What the last rollout found better is promoted first; while one goes on, nothing is trained.
+    What the last rollout found better is promoted first. The candidate of one that goes on is
+    trained further, and what is better still takes its place.
     The schedule kind `learn` does the same every night.
     """
     require_engine_extra()

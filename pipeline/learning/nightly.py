@@ -80,10 +80,8 @@ def learn(
     """
     for one in store.settle_rollouts():
         log.info("rollout %d has ended: %s", one.number, one.outcome)
-    for one in store.rollouts():
-        if one.scope == lesson.scope:
-            return Learned(f"rollout {one.number} for {one.scope.words} goes on: nothing trained")
-    parent = _parent(store, lesson)
+    goes_on = next((one for one in store.rollouts() if one.scope == lesson.scope), None)
+    parent = _parent(store, lesson, goes_on)
     out = lesson.folder / f"{lesson.name}-{night}"
     watcher = Watcher(log.info, lambda *_: None, lambda *_: None, is_stopped)
     record = train(settings, store, parent, out, lesson.data, lesson.parameters, watcher)
@@ -91,7 +89,10 @@ def learn(
     figures = f"{gained['value']:+.3f} ({gained['low']:+.3f} to {gained['high']:+.3f})"
     gain = f"accepted tokens per pass {figures}"
     if not record["better"]:
-        return Learned(f"not surely better than its parent: {gain}", record=record)
+        said = f"not surely better than its parent: {gain}"
+        if goes_on is not None:
+            said += f"; rollout {goes_on.number} goes on"
+        return Learned(said, record=record, rollout=goes_on)
     folder = inspect_model(str(out))
     candidate, _ = register(store, lesson.name, folder)
     for one in store.rollouts(history=True):
@@ -101,14 +102,17 @@ def learn(
     if not trial.pays:
         said = f"{candidate.label} is better than its parent ({gain}), but {trial.reason}"
         return Learned(said, candidate, record, trial)
+    if goes_on is not None and goes_on.fingerprint != candidate.fingerprint:
+        store.stop_rollout(lesson.scope, f"{candidate.label} is better still")
     reason = f"trained on {night}: {gain}"
     rollout = store.begin_rollout(candidate.fingerprint, lesson.scope, lesson.steps, reason)
     said = f"{candidate.label} begins rollout {rollout.number}: {gain}; {trial.reason}"
     return Learned(said, candidate, record, trial, rollout)
 
 
-def _parent(store: Store, lesson: Lesson) -> str:
-    """Where the model is that drafts for the lesson's rows now."""
+def _parent(store: Store, lesson: Lesson, goes_on: Rollout | None) -> str:
+    """Where the model is to begin with: the candidate of a rollout that goes on, else what is
+    deployed. Small gains add up, night by night, until groups can tell."""
     models = {model.fingerprint: model for model in store.models()}
     scope = lesson.scope
     deployed = deployed_for(store.deployments(), scope.tenant, scope.job_name)
@@ -119,7 +123,7 @@ def _parent(store: Store, lesson: Lesson) -> str:
             f"`specbatch models add {lesson.name} FOLDER` and `specbatch models promote "
             f"{lesson.name}`"
         )
-    return unchanged(present)
+    return unchanged(present if goes_on is None else models[goes_on.fingerprint])
 
 
 def _tried(

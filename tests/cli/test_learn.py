@@ -58,18 +58,21 @@ def test_a_night_trains_tries_and_rolls_out_and_the_next_one_promotes(
         )
         assert begun.code == 0, begun.err
     assert (folder / "models" / "small-1" / "training.json").is_file()
-    waits = cli(*learning, "--night", "2")
-    assert waits.out == ("rollout 1 for tenant default, job docs goes on: nothing trained\n")
+    second = cli(*learning, "--night", "2", "--json").json
+    parent = second["record"]["parent"]["digest"]
+    assert parent == learned["candidate"]["fingerprint"], "the candidate is trained further"
+    (goes_on,) = cli("rollout", "list", "--json").json
+    candidate = goes_on["fingerprint"]
     with closing(make_store(load_settings())) as store:
         for i in range(60):
             seen = Observed(0.5, i % 2 == 0, 1000 if i % 2 == 0 else 10, 1.0)
-            store.observe_rollout(1, "job", i, seen)
+            store.observe_rollout(goes_on["number"], "job", i, seen)
     third = cli(*learning, "--night", "3", "--json")
     assert third.code == 0, third.err
-    (_, promoted) = cli("models", "list", "--json").json[:2]
-    assert promoted["deployments"][0]["reason"].startswith("rollout 1: better")
-    parent = third.json["record"]["parent"]["digest"]
-    assert parent == promoted["fingerprint"]
+    assert third.json["record"]["parent"]["digest"] == candidate
+    found = {one["fingerprint"]: one["deployments"] for one in cli("models", "list", "--json").json}
+    (deployment,) = found[candidate]
+    assert deployment["reason"].startswith(f"rollout {goes_on['number']}: better")
 
 
 def test_without_a_model_to_begin_with_nothing_is_learned(cli: Any, learning: list[object]) -> None:
