@@ -29,7 +29,7 @@ from specbatch.pipeline.runtime.outage import Outage
 from specbatch.pipeline.runtime.presence import Presence, ServedModels
 from specbatch.pipeline.runtime.sweeper import QueueLength, Requeuer, Sweeper, unknown
 from specbatch.pipeline.runtime.work_stealing import WorkStealer
-from specbatch.schemas.draft_switches import DraftSwitch, SwitchScope
+from specbatch.schemas.draft_switches import DraftSwitch, OffHere, SwitchScope
 from specbatch.schemas.encryption import Cipher
 from specbatch.schemas.errors import DeviceLostError, MissingExtraError, UsageError
 from specbatch.schemas.extras import require_engine_extra
@@ -467,7 +467,7 @@ def _vllm_options(settings: Settings, only_job: str | None) -> HostOptions:
 
 def pairs_that_do_not_pay(
     store: Store, verifying: Engines | None, draft_models: Sequence[ModelFolder]
-) -> list[DraftSwitch]:
+) -> list[OffHere]:
     """Draft models whose drafts were found not to pay beside this verifier are off here."""
     if verifying is None or not draft_models:
         return []
@@ -475,22 +475,26 @@ def pairs_that_do_not_pay(
     if serves.fingerprint is None:
         return []
     here = (serves.fingerprint.digest, serves.names)
-    failed = {one.proposer: one for one in store.pair_trials() if one.concerns(*here)}
-    failed = {proposer: one for proposer, one in failed.items() if not one.pays}
+    failed = [one for one in store.pair_trials() if one.concerns(*here) and not one.pays]
     if not failed:
         return []
     from specbatch.pipeline.engines.models.draft_names import draft_names
 
     names = draft_names([folder.ref for folder in draft_models])
-    switches = []
+    off = []
     for name, folder in zip(names, draft_models, strict=True):
-        trial = failed.get(folder.fingerprint.digest)
-        if trial is not None:
-            message = "drafts of %s are off here: %s; `specbatch models try` tries them again"
-            log.warning(message, folder.ref, trial.reason)
+        for trial in (one for one in failed if one.proposer == folder.fingerprint.digest):
+            log.warning(
+                "drafts of %s are off here%s: %s; to try again: `specbatch models try`, then start "
+                "anew",
+                folder.ref,
+                trial.numeric_class and f" in class {trial.numeric_class}",
+                trial.reason,
+            )
             scope = SwitchScope(proposer=name)
-            switches.append(DraftSwitch(scope, trial.tried_at, trial.tried_by, trial.reason))
-    return switches
+            switch = DraftSwitch(scope, trial.tried_at, trial.tried_by, trial.reason)
+            off.append(OffHere(name, trial.numeric_class, switch))
+    return off
 
 
 def _device(settings: Settings) -> tuple[DeviceOptions, Leader | None]:

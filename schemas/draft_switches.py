@@ -71,23 +71,37 @@ class DraftSwitch:
 
 
 @dataclass(frozen=True, slots=True)
+class OffHere:
+    """A draft model does not pay beside this process's verifier in a numeric class."""
+
+    proposer: str  # its full name
+    numeric_class: str  # empty: the two do not fit, whatever the class
+    switch: DraftSwitch
+
+
+@dataclass(frozen=True, slots=True)
 class DraftSwitches:
     """All that is switched off now. Any switch that covers a row and a proposer is enough."""
 
     active: tuple[DraftSwitch, ...] = ()
-    # Draft models that do not pay beside this process's verifier, each by its full name.
-    here: tuple[DraftSwitch, ...] = ()
+    here: tuple[OffHere, ...] = ()
 
     @property
     def all(self) -> tuple[DraftSwitch, ...]:
-        return (*self.active, *self.here)
+        return (*self.active, *(one.switch for one in self.here))
+
+    def in_class(self, numeric_class: str | None) -> DraftSwitches:
+        """Those that count for an engine of this class."""
+        here = tuple(one for one in self.here if one.numeric_class in ("", numeric_class))
+        return self if here == self.here else DraftSwitches(self.active, here)
 
     def of(self, row: RowScope, proposer: str) -> DraftSwitch | None:
         """The switch by which a proposer may not draft for a row; None: it may."""
-        found = (s for s in self.active if s.scope.covers(row, proposer))
-        return next(found, None) or next(
-            (s for s in self.here if s.scope.proposer == proposer), None
-        )
+        here = (one.switch for one in self.here if one.proposer == proposer)
+        return self.by_operator(row, proposer) or next(here, None)
+
+    def by_operator(self, row: RowScope, proposer: str) -> DraftSwitch | None:
+        return next((s for s in self.active if s.scope.covers(row, proposer)), None)
 
     def is_off(self, row: RowScope, proposer: str) -> bool:
         return self.of(row, proposer) is not None

@@ -16,8 +16,12 @@ def shares_of(percents: Sequence[float]) -> tuple[float, ...]:
     """Shares of groups, one after the other. Raises `ValueError` unless they rise to all groups."""
     shares = tuple(percent / 100.0 for percent in percents)
     rising = all(a < b for a, b in pairwise(shares))
-    if len(shares) < 2 or not rising or shares[0] < 0.0 or shares[-1] != 1.0:
-        raise ValueError("must be rising percentages that end with 100, such as 0,1,5,25,100")
+    part = any(0.0 < share < 1.0 for share in shares)
+    if not (part and rising) or shares[0] < 0.0 or shares[-1] != 1.0:
+        raise ValueError(
+            "must be rising percentages, one of them between 0 and 100, that end with 100, such as "
+            "0,1,5,25,100"
+        )
     return shares
 
 
@@ -55,6 +59,7 @@ class Rollout:
     number: int  # in the order they began
     fingerprint: str  # of the candidate
     scope: DeployScope
+    present: str  # fingerprint of the model that it is compared with
     steps: tuple[float, ...]
     step: int  # of these, the one that counts now
     started_at: float  # seconds since the epoch, by the store

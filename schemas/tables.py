@@ -397,6 +397,7 @@ class Rollout(Base):
     tenant: Mapped[str]
     job_name: Mapped[str]
     tag: Mapped[str]
+    present: Mapped[str]  # the model that it is compared with
     steps: Mapped[list[float]] = mapped_column(JSON)
     step: Mapped[int] = mapped_column(default=0)
     started_at: Mapped[float]

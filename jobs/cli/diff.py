@@ -76,10 +76,14 @@ def diff(
     differ, as those of two models do, and only what exceeds one counts. Exit codes: 0 equal or
     within the thresholds, 1 different, 2 the jobs could not be compared.
     """
-    shares = [None if of is None else of / 100.0 for of in (max_different, max_length)]
     try:
         is_well = _compare(
-            found_settings(), left, right, most, _thresholds(*shares, max_logprob), json
+            found_settings(),
+            left,
+            right,
+            most,
+            _thresholds(max_different, max_length, max_logprob),
+            json,
         )
     except SpecbatchError as error:
         complain(str(error))
@@ -88,9 +92,11 @@ def diff(
 
 
 def _thresholds(different: float | None, length: float | None, logprob: float | None) -> Thresholds:
+    """The first two are percentages."""
     from specbatch.pipeline.operations.comparing import Thresholds
 
-    return Thresholds(different, length, logprob)
+    shares = [None if percent is None else percent / 100.0 for percent in (different, length)]
+    return Thresholds(shares[0], shares[1], logprob)
 
 
 def _compare(

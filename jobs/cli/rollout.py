@@ -113,8 +113,8 @@ def shares_in(steps: str) -> tuple[float, ...]:
         return shares_of([float(step) for step in steps.split(",")])
     except ValueError:
         raise UsageError(
-            f"--steps {steps!r} must be rising percentages that end with 100, such as "
-            f"{DEFAULT_PERCENTS}"
+            f"--steps {steps!r} must be rising percentages, one of them between 0 and 100, that "
+            f"end with 100, such as {DEFAULT_PERCENTS}"
         ) from None
 
 

@@ -218,7 +218,8 @@ class Schedule:
         model = KINDS[self.fields.kind].options
         try:
             values = self._filled(self.fields.options, "options", logical_at)
-            return model.model_validate(values).model_dump(mode="json")
+            options = model.model_validate(values).beside(self.file.parent)
+            return options.model_dump(mode="json")
         except ValidationError as error:
             problem = f"options of kind {self.fields.kind}: {explain(error.errors(), model)}"
         except SpecError as error:

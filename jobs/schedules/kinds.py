@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
@@ -21,6 +21,7 @@ from specbatch.schemas.extras import require_engine_extra
 from specbatch.schemas.figures import SLOW_FALLS, SPEND
 from specbatch.schemas.rollouts import DEFAULT_STEPS, shares_of
 from specbatch.schemas.settings import Settings
+from specbatch.schemas.spec import model_ref
 
 log = logging.getLogger(__name__)
 
@@ -36,18 +37,22 @@ class Outcome(NamedTuple):
     found: Mapping[str, Any] | None = None  # figures for metrics, if it is well
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """`run(options, settings, store, logical_at)` raises what commands raise."""
-
-    options: type[BaseModel]
-    run: Callable[[Any, Settings, Store, float], Outcome]
-
-
 class Options(BaseModel):
     """Fields of `options` in a schedule file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def beside(self, _folder: Path) -> Self:
+        """With paths that are relative to the file's folder made absolute."""
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """`run(options, settings, store, logical_at)` raises what commands raise."""
+
+    options: type[Options]
+    run: Callable[[Any, Settings, Store, float], Outcome]
 
 
 class PurgeOptions(Options):
@@ -109,6 +114,13 @@ class LearnOptions(Options):
     )
     epochs: float = Field(default=4.0, gt=0, description="times to go through the data")
 
+    def beside(self, folder: Path) -> Self:
+        paths = {
+            "verifier": model_ref(self.verifier, folder),
+            "folder": str((folder / Path(self.folder).expanduser()).resolve()),
+        }
+        return self.model_copy(update=paths)
+
     @field_validator("steps")
     @classmethod
     def _rise_to_all(cls, steps: tuple[float, ...]) -> tuple[float, ...]:
@@ -119,6 +131,7 @@ class LearnOptions(Options):
 def learn(options: LearnOptions, settings: Settings, store: Store, logical_at: float) -> Outcome:
     """Train, try, and roll out what is better. The scheduler's machine needs the engine extra."""
     require_engine_extra()
+    from specbatch.jobs.cli.console import stop_signals
     from specbatch.pipeline.learning.nightly import Lesson
     from specbatch.pipeline.learning.nightly import learn as learn_from
     from specbatch.schemas.training import Parameters
@@ -134,7 +147,8 @@ def learn(options: LearnOptions, settings: Settings, store: Store, logical_at: f
         parameters=Parameters(epochs=options.epochs, device=settings.device),
     )
     night = datetime.fromtimestamp(logical_at, UTC).strftime("%Y-%m-%d-%H%M")
-    return Outcome(learn_from(settings, store, lesson, night).said)
+    with stop_signals() as stopped:  # a step ends, and a checkpoint is written
+        return Outcome(learn_from(settings, store, lesson, night, stopped.is_set).said)
 
 
 class MismatchOptions(Options):

@@ -20,7 +20,7 @@ def upgrade() -> None:
         sa.Column("id", number, nullable=False),
         *(
             sa.Column(name, sa.Text(), nullable=False)
-            for name in ("fingerprint", "tenant", "job_name", "tag")
+            for name in ("fingerprint", "tenant", "job_name", "tag", "present")
         ),
         sa.Column("steps", sa.JSON(), nullable=False),
         sa.Column("step", sa.Integer(), nullable=False),

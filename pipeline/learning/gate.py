@@ -87,7 +87,8 @@ def try_pair(
         device=device,
     )
     with closing(host):
-        numeric_class = host.serves().class_of(pair.engine.key) or ""
+        numeric_class = host.serves().class_of(pair.engine.key)
+        assert numeric_class is not None, "the engine of a spec has a class"
         measured = list(_measured(_Runner(host, pair.engine), prompts, sizes, on_turn))
         memory = 0 if host.memory is None else host.memory.total
     pays, reason = judged(measured)

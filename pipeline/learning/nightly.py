@@ -11,6 +11,7 @@ Each part is on disk or in the store when it is done, so a run that is killed re
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +51,12 @@ class Lesson:
         """What was learned from a tenant's texts drafts for nobody else."""
         return DeployScope(self.tenant, self.job)
 
+    def folder_name(self, night: str) -> str:
+        """Different for each lesson, as one process may load the models of several."""
+        tenant = "" if self.tenant == "default" else self.tenant
+        parts = [part for part in (self.name, tenant, self.job, night) if part]
+        return re.sub(r"[^A-Za-z0-9._-]", "_", "-".join(parts))
+
     @property
     def data(self) -> DataOrder:
         jobs = (self.job,) if self.job else ()
@@ -82,7 +89,7 @@ def learn(
         log.info("rollout %d has ended: %s", one.number, one.outcome)
     goes_on = next((one for one in store.rollouts() if one.scope == lesson.scope), None)
     parent = _parent(store, lesson, goes_on)
-    out = lesson.folder / f"{lesson.name}-{night}"
+    out = lesson.folder / lesson.folder_name(night)
     watcher = Watcher(log.info, lambda *_: None, lambda *_: None, is_stopped)
     record = train(settings, store, parent, out, lesson.data, lesson.parameters, watcher)
     gained = record["held_out"]["accepted_length"]["difference"]
@@ -91,15 +98,21 @@ def learn(
     if not record["better"]:
         said = f"not surely better than its parent: {gain}"
         if goes_on is not None:
-            said += f"; rollout {goes_on.number} goes on"
+            groups = len(store.rollout_groups(goes_on.number))
+            said += f"; rollout {goes_on.number} goes on after {groups:,} groups"
+            if not groups:
+                said += ": restart workers, so that they load its candidate"
         return Learned(said, record=record, rollout=goes_on)
     folder = inspect_model(str(out))
     candidate, _ = register(store, lesson.name, folder)
+    if candidate.retired_at is not None:
+        return Learned(f"{candidate.label} is retired", candidate, record)
     for one in store.rollouts(history=True):
         if (one.fingerprint, one.scope) == (candidate.fingerprint, lesson.scope):
             return Learned(f"{candidate.label} was in rollout {one.number}: {one.outcome}")
     trial = _tried(settings, store, lesson, folder, is_stopped)
     if not trial.pays:
+        store.retire(candidate.fingerprint)  # its name must not lead to it
         said = f"{candidate.label} is better than its parent ({gain}), but {trial.reason}"
         return Learned(said, candidate, record, trial)
     if goes_on is not None and goes_on.fingerprint != candidate.fingerprint:

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from specbatch.pipeline.engines.contract import ModelFolder
-from specbatch.pipeline.engines.models.model_folder import inspect_model
+from specbatch.pipeline.engines.models.draft_names import draft_names
+from specbatch.pipeline.engines.models.model_folder import (
+    check_architecture,
+    check_pair,
+    inspect_model,
+)
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.schemas.errors import UsageError
-from specbatch.schemas.records import JobRow
+from specbatch.schemas.errors import ModelError, UsageError
+from specbatch.schemas.records import JobRow, Verification
 from specbatch.schemas.registry import PREFIX, DeployScope, ModelVersion, NewModel, deployed_for
+from specbatch.schemas.spec import spec_of
 from specbatch.schemas.training import RECORD
+
+log = logging.getLogger(__name__)
 
 _PREFIX_LENGTH = 8  # of a fingerprint, at least
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -100,17 +109,22 @@ def loaded_refs(store: Store, ref: str) -> list[str]:
             f"no version of {model.name} is deployed: run `specbatch models promote {model.name}`, "
             f"or name a version: {PREFIX}{model.label}"
         )
-    tried = [one for one in store.rollouts() if one.fingerprint in versions]
-    found = [*(one.fingerprint for one in live), *(one.fingerprint for one in tried)]
-    return [unchanged(versions[fingerprint]) for fingerprint in dict.fromkeys(found)]
+    deployed = dict.fromkeys(one.fingerprint for one in live)
+    refs = [unchanged(versions[fingerprint]) for fingerprint in deployed]
+    tried = {one.fingerprint for one in store.rollouts()} - deployed.keys()
+    return [*refs, *_usable([versions[one] for one in sorted(tried & versions.keys())], refs)]
 
 
 def loaded_beside(store: Store, job: JobRow) -> list[str]:
     """What a process that does one job loads beside its draft model: if that is a registered one,
-    the versions that are deployed for the job, and those that rollouts try.
+    the versions that are deployed for the job, and those that rollouts try. What cannot be used is
+    logged and left out, as drafts are only hints.
 
-    Raises `UsageError` for files that have changed.
+    Nothing where outputs depend on the draft model.
     """
+    speculation = spec_of(job).speculation
+    if speculation.verification is not Verification.COUPLED or not speculation.enabled:
+        return []
     models = {m.fingerprint: m for m in store.models()}
     mine = [m for m in models.values() if m.ref == job.proposer]
     if not mine:
@@ -122,7 +136,28 @@ def loaded_beside(store: Store, job: JobRow) -> list[str]:
         if one.scope.covers(DeployScope(job.tenant, job.name, one.scope.tag))
     ]
     versions = [models[found] for found in dict.fromkeys((*deployed.values(), *tried))]
-    return [unchanged(m) for m in versions if m.name == mine[0].name and m.ref != job.proposer]
+    others = [m for m in versions if m.name == mine[0].name and m.ref != job.proposer]
+    return _usable(others, [str(job.proposer)], job.verifier)
+
+
+def _usable(
+    models: Iterable[ModelVersion], beside: Sequence[str], verifier: str | None = None
+) -> list[str]:
+    """Those that can be loaded beside others: their files are there, with the verifier's tokens, in
+    folders of other names."""
+    found: list[str] = []
+    for model in models:
+        try:
+            ref = unchanged(model)
+            draft_names([*beside, *found, ref])
+            check_architecture(inspect_model(ref))
+            if verifier is not None:
+                check_pair(inspect_model(verifier), inspect_model(ref))
+        except (ModelError, UsageError) as error:
+            log.warning("%s is left out, and drafts for nobody here: %s", model.label, error)
+            continue
+        found.append(ref)
+    return found
 
 
 def unchanged(model: ModelVersion) -> str:

@@ -21,9 +21,9 @@ from specbatch.schemas.rollouts import Observed, Outcome
 
 ERROR = 0.02  # probability of each wrong verdict on a model that is just as good
 STAKES = (0.1, 0.2, 0.4, 0.8)  # shares of the capital; the gambler spreads it over these
-SHADOW_GROUPS = 16  # that are watched before the candidate drafts for any
+SHADOW_GROUPS = 16  # in which both were compared before the candidate drafts for any
 CANARY_GROUPS = 4  # that it drafts for at each share, at least
-MOST_GROUPS = 2000  # at the last share below all; then the present model stays
+MOST_GROUPS = 2000  # of a rollout without a verdict; then the present model stays
 
 
 @dataclass(slots=True)
@@ -110,19 +110,27 @@ class Course:
             return
         (self._canary if seen.share else self._shadow).add(seen)
         self._groups += 1
-        self._at_step += seen.share == self.share and (seen.is_candidate or not seen.share)
+        self._at_step += seen.share == self.share and bool(
+            seen.is_candidate if seen.share else seen.shadow_drafts
+        )
         if self.worse >= 1.0 / ERROR:
             self.outcome = Outcome.WORSE
         elif self.better >= 1.0 / ERROR:
             self.outcome, self.step = Outcome.BETTER, len(self.steps) - 1
-        elif self._at_step >= (CANARY_GROUPS if self.share else SHADOW_GROUPS):
-            self._go_on()
-
-    def _go_on(self) -> None:
-        if self.step + 2 < len(self.steps):
-            self.step, self._at_step = self.step + 1, 0
-        elif self._groups >= MOST_GROUPS:
+        elif self._groups >= MOST_GROUPS and self._is_last:
             self.outcome = Outcome.UNDECIDED
+        elif not self._is_last and self._at_step >= self._needed:
+            self.step, self._at_step = self.step + 1, 0
+
+    @property
+    def _needed(self) -> int:
+        """Groups at this share before the next one."""
+        return CANARY_GROUPS if self.share else SHADOW_GROUPS
+
+    @property
+    def _is_last(self) -> bool:
+        """Of the shares below all."""
+        return self.step + 2 >= len(self.steps)
 
 
 def course_of(steps: Sequence[float], groups: Iterable[Observed]) -> Course:

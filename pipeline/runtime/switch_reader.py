@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from specbatch.pipeline.engines.contract import Engines
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.schemas.draft_switches import DraftSwitch, DraftSwitches, SwitchScope
+from specbatch.schemas.draft_switches import DraftSwitch, DraftSwitches, OffHere, SwitchScope
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.refusals import should_log
 
@@ -22,7 +22,7 @@ class SwitchReader:
     is work. One thread at a time may read."""
 
     def __init__(
-        self, store: Store, engines: Sequence[Engines], here: Sequence[DraftSwitch] = ()
+        self, store: Store, engines: Sequence[Engines], here: Sequence[OffHere] = ()
     ) -> None:
         """`here`: what is off in this process, whatever an operator says."""
         self._store = store

@@ -35,11 +35,13 @@ class Trial:
     drawn: bool  # the candidate drafts for it
     without: Models  # what drafts for whom without the rollout …
     with_it: Models  # … and if the candidate is drawn
+    routed: frozenset[str | None]  # tags for which the job itself names who drafts
 
     def concerns(self, tag: str | None) -> bool:
         """Whether the rollout makes a difference to rows of a tag."""
         candidate = self.rollout.fingerprint
-        return model_of(self.with_it, tag) == candidate != model_of(self.without, tag)
+        differs = model_of(self.with_it, tag) == candidate != model_of(self.without, tag)
+        return differs and tag not in self.routed
 
     def seen(self, done: Iterable[Done]) -> Observed | None:
         """What the group's rows showed; None: it has none that the rollout concerns."""
@@ -86,23 +88,30 @@ class DraftModels:
         self._rollouts: Sequence[Rollout] = ()
 
     def of_group(
-        self, job: JobRow, spec: JobSpec, group_index: int, loaded: Collection[str]
+        self,
+        job: JobRow,
+        spec: JobSpec,
+        group_index: int,
+        loaded: Collection[str],
+        main: str | None = None,
     ) -> GroupModels:
-        """`loaded`: fingerprints of the draft models that are here. A rollout counts only where
-        candidate and present model are.
+        """`loaded`: fingerprints of the draft models that are here, `main` of these the one that
+        drafts for rows which none is deployed for, while a rollout tries another one. A rollout
+        counts only where candidate and present model are here.
 
         Where outputs depend on the draft model, it is the one that the job has pinned.
         """
-        if spec.speculation.verification is not Verification.COUPLED or not loaded:
+        speculation = spec.speculation
+        if speculation.verification is not Verification.COUPLED or not loaded:
             return NO_GROUP_MODELS
-        if not spec.speculation.enabled:
+        if not (speculation.enabled and speculation.allows("draft-model")):
             return NO_GROUP_MODELS
         self._read()
         deployments = list(self._deployments)
         trials: list[Trial] = []
         shadow: dict[str | None, str] = {}
         for rollout in self._rollouts:
-            trial = _trial(rollout, deployments, job, group_index, loaded)
+            trial = _trial(rollout, deployments, job, spec, group_index, loaded)
             if trial is None:
                 continue
             if rollout.outcome is None:  # else its groups say nothing new
@@ -112,7 +121,10 @@ class DraftModels:
             elif rollout.share <= 0.0:
                 tags = {*trial.with_it, *trial.without, None}
                 shadow |= {tag: rollout.fingerprint for tag in tags if trial.concerns(tag)}
-        return GroupModels(deployed_for(deployments, job.tenant, job.name), shadow, tuple(trials))
+        drafting = deployed_for(deployments, job.tenant, job.name)
+        if main is not None and any(one.fingerprint in loaded for one in self._rollouts):
+            drafting.setdefault(None, main)
+        return GroupModels(drafting, shadow, tuple(trials))
 
     def _read(self) -> None:
         if self._clock() - self._read_at < DEPLOYED_SEC:
@@ -158,6 +170,7 @@ def _trial(
     rollout: Rollout,
     deployments: Sequence[Deployment],
     job: JobRow,
+    spec: JobSpec,
     group_index: int,
     loaded: Collection[str],
 ) -> Trial | None:
@@ -165,7 +178,8 @@ def _trial(
     without = deployed_for(deployments, job.tenant, job.name)
     with_it = deployed_for(_replaced(deployments, rollout), job.tenant, job.name)
     drawn = is_drawn(rollout.number, job.job_id, group_index, rollout.share)
-    trial = Trial(rollout, drawn, without, with_it)
+    routed = frozenset(tag for tag, _ in spec.speculation.routes)
+    trial = Trial(rollout, drawn, without, with_it, routed)
     concerned = [tag for tag in {*with_it, *without, None} if trial.concerns(tag)]
     needed = {rollout.fingerprint, *(model_of(without, tag) for tag in concerned)}
     return trial if concerned and needed <= set(loaded) else None

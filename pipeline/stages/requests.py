@@ -8,6 +8,7 @@ from functools import partial
 
 from specbatch.pipeline.engines.contract import Cohort, Completion, Request
 from specbatch.pipeline.engines.exact.proposers.history import History
+from specbatch.pipeline.engines.models.draft_names import DRAFT_MODEL
 from specbatch.pipeline.policy.costs.controls import weight
 from specbatch.pipeline.policy.costs.pricing import cost_units
 from specbatch.pipeline.policy.depth import depth_cap
@@ -16,7 +17,7 @@ from specbatch.pipeline.stages.text_stop import Decode, TextStop, text_before_st
 from specbatch.pipeline.storage.artefacts import DraftBlock
 from specbatch.schemas.draft_switches import RowScope
 from specbatch.schemas.provenance import TICKS_PER_SEC
-from specbatch.schemas.records import CompletionRecord, JobRow, PromptRow
+from specbatch.schemas.records import CompletionRecord, JobRow, PromptRow, Verification
 from specbatch.schemas.registry import NO_MODELS
 from specbatch.schemas.seeds import sample_seed
 from specbatch.schemas.spec import NO_DRAFT_MODEL, JobSpec
@@ -47,6 +48,8 @@ def requests_of(
     cap = cap_of(spec, row, tenant_cap)
     depth = _depth_of(spec, cap)
     sources = spec.speculation.sources
+    is_coupled = spec.speculation.verification is Verification.COUPLED
+    pinned = None if is_coupled else DRAFT_MODEL  # outputs depend on it
     watch = partial(TextStop, decode, params.stop, params.min_tokens) if params.stop else None
     scope = scope_of(spec, row.tag)
     requests = []
@@ -66,7 +69,7 @@ def requests_of(
                 scope=scope,
                 max_depth=cap,
                 sources=None if sources == "hybrid" else frozenset(sources),
-                draft_model=tag_models.get(row.tag, tag_models.get(None)),
+                draft_model=tag_models.get(row.tag, tag_models.get(None, pinned)),
                 candidate=candidates.get(row.tag, candidates.get(None)),
                 shadow=spec.speculation.depth == "shadow" and cap != 0,
                 past_ids=history.past(kept.row_id(row.row_id), sample) if history else (),

@@ -89,7 +89,9 @@ def verify(context: StageContext, job_id: str, index: int) -> None:
         rows = _rows_left(context, job, work)
         drafts = blocks_ahead(context.objects, job, work, context.max_attempts)
         index = work.lease.group_index or 0
-        models = context.draft_models.of_group(job, spec, index, serves.drafts)
+        here = host.draft_model
+        main = None if here is None else here.fingerprint.digest
+        models = context.draft_models.of_group(job, spec, index, serves.drafts, main)
         group = _Group(held, work, job, spec, rows, drafts, tickets, models)
         try:
             lessons = _run_engine(context, host, group)

@@ -41,7 +41,7 @@ def learning(
 
 
 def test_a_night_trains_tries_and_rolls_out_and_the_next_one_promotes(
-    cli: Any, folder: Path, learning: list[object]
+    cli: Any, folder: Path, tiny_pair: TinyPair, learning: list[object]
 ) -> None:
     first = cli(*learning, "--night", "1", "--json")
     assert first.code == 0, first.err
@@ -52,15 +52,18 @@ def test_a_night_trains_tries_and_rolls_out_and_the_next_one_promotes(
         assert learned["rollout"] is None
         assert "but drafts do not pay" in learned["said"]
         assert cli("rollout", "list").out.startswith("no rollouts")
+        assert cli("models", "promote", "small:2", "--reason", "x").code == 2, "it is retired"
+        cli("models", "add", "small", tiny_pair.verifier)
         begun = cli(
-            *("rollout", "start", "small:2", "--tenant", "default", "--job", "docs"),
+            *("rollout", "start", "small:3", "--tenant", "default", "--job", "docs"),
             *("--steps", "50,100", "--reason", "by hand"),
         )
         assert begun.code == 0, begun.err
-    assert (folder / "models" / "small-1" / "training.json").is_file()
+    assert (folder / "models" / "small-docs-1" / "training.json").is_file()
+    (tried,) = cli("rollout", "list", "--json").json
     second = cli(*learning, "--night", "2", "--json").json
     parent = second["record"]["parent"]["digest"]
-    assert parent == learned["candidate"]["fingerprint"], "the candidate is trained further"
+    assert parent == tried["fingerprint"], "the candidate is trained further"
     (goes_on,) = cli("rollout", "list", "--json").json
     candidate = goes_on["fingerprint"]
     with closing(make_store(load_settings())) as store:

@@ -69,7 +69,7 @@ def test_shares_grow_after_enough_groups(store: Store, candidate: str) -> None:
     rollout = store.begin_rollout(candidate, ALL, (0.0, 0.1, 0.3, 1.0), "trained last night")
     shares = []
     for i in range(SHADOW_GROUPS + 2 * CANARY_GROUPS):
-        seen = Observed(rollout.share, rollout.share > 0, GOOD, 1.0)
+        seen = Observed(rollout.share, rollout.share > 0, GOOD, 1.0, shadow_drafts=3)
         rollout = store.observe_rollout(rollout.number, "job", i, seen)
         shares.append(rollout.share)
     grown = [0.0] * (SHADOW_GROUPS - 1) + [0.1] * CANARY_GROUPS + [0.3] * (CANARY_GROUPS + 1)
@@ -104,9 +104,10 @@ def test_a_rollout_needs_a_model_to_compare_with_and_a_scope_of_its_own(
 def test_stopping_promoting_and_rolling_back_end_a_rollout(store: Store, candidate: str) -> None:
     with pytest.raises(UsageError, match="no rollout for everything"):
         store.stop_rollout(ALL, "none")
+    store.add_model(NewModel("cc", "docs", "/models/cc"))
     ends = (
         ("too slow", lambda: store.stop_rollout(ALL, "too slow")),
-        ("promoted: by hand", lambda: store.promote("aa", ALL, "by hand")),
+        ("promoted: by hand", lambda: store.promote("cc", ALL, "by hand")),
         ("rolled back: bad", lambda: store.roll_back(ALL, "bad")),
     )
     for reason, end in ends:
@@ -131,3 +132,23 @@ def test_a_better_candidate_that_was_retired_meanwhile_is_not_promoted(
         ended_by=stopped.ended_by,
     )
     assert store.settle_rollouts() == []
+
+
+def test_a_rollout_ends_once_another_model_drafts_for_a_wider_scope(
+    store: Store, candidate: str
+) -> None:
+    store.begin_rollout(candidate, NEWS, HALF, "news first")
+    store.promote("aa", NEWS, "the same as before")
+    assert len(store.rollouts()) == 1
+    store.roll_back(NEWS, "not needed")
+    assert len(store.rollouts()) == 1, "what drafts is the same"
+    store.promote(candidate, ALL, "for all")
+    assert store.rollouts() == []
+    assert store.rollouts(history=True)[0].end_reason == "promoted: for all"
+
+
+def test_a_candidate_that_was_worse_is_retired(store: Store, candidate: str) -> None:
+    begun = store.begin_rollout(candidate, ALL, HALF, "trained last night")
+    observe(store, begun, 60, BAD, GOOD)
+    assert store.settle_rollouts() == []
+    assert [one.label for one in store.models() if one.retired_at is not None] == ["docs:2"]

@@ -44,7 +44,7 @@ event.listen(Engine, "commit", count)
     "stop": lambda: store.stop_rollout(DeployScope(tag="news"), "found a fault"),
 }[action]()
 """
-MOST_STATEMENTS = 12
+MOST_STATEMENTS = 24
 
 
 @pytest.fixture

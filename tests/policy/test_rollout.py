@@ -30,7 +30,8 @@ def simulated(
             job = rng.lognormvariate(0.0, 0.3)
         is_candidate = rng.random() < course.share
         earned = job * rng.lognormvariate(0.0, 0.25) * (effect if is_candidate else 1.0)
-        groups.append(Observed(course.share, is_candidate, round(10_000 * earned), 1.0))
+        seen = Observed(course.share, is_candidate, round(10_000 * earned), 1.0, shadow_drafts=1)
+        groups.append(seen)
         course.add(groups[-1])
     return course.outcome, groups
 
@@ -85,8 +86,13 @@ def test_a_candidate_whose_shadow_drafts_are_worse_never_drafts() -> None:
 
 
 def test_better_shadow_drafts_alone_are_no_reason_to_promote() -> None:
-    course = course_of((0.0, 1.0), [Observed(0.0, False, 100, 1.0, 10, 20, 3)] * MOST_GROUPS)
-    assert (course.share, course.outcome) == (0.0, Outcome.UNDECIDED)
+    course = course_of((0.0, 0.5, 1.0), [Observed(0.0, False, 100, 1.0, 10, 20, 3)] * 400)
+    assert (course.share, course.outcome) == (0.5, None)
+
+
+def test_groups_in_which_nothing_was_compared_do_not_count() -> None:
+    course = course_of((0.0, 0.5, 1.0), [Observed(0.0, False, 100, 1.0)] * 400)
+    assert (course.share, course.outcome) == (0.0, None)
 
 
 def test_groups_without_a_price_are_ranked_by_what_was_accepted() -> None:

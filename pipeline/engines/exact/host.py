@@ -167,7 +167,7 @@ class EngineHost:
                     keep=self._keeping(spec),
                     on_wanted=self._on_wanted,
                 )
-                self._services[spec].switch(self._switches)
+                self._services[spec].switch(self._switches_of(spec))
             return self._services[spec]
 
     def tag_models(
@@ -208,8 +208,12 @@ class EngineHost:
     def switch(self, switches: DraftSwitches) -> None:
         with self._lock:
             self._switches = switches
-        for service in self._all():
-            service.switch(switches)
+            services = list(self._services.items())
+        for spec, service in services:
+            service.switch(self._switches_of(spec))
+
+    def _switches_of(self, spec: EngineSpec) -> DraftSwitches:
+        return self._switches.in_class(self._named().class_of(spec.key))
 
     def hint(self, request_id: str, position: int, token_ids: tuple[int, ...]) -> None:
         """Passes a hint to all engines; those without the request ignore it."""

@@ -5,6 +5,7 @@ Each change is one transaction: a process that dies in it leaves what was before
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, func, select, update
@@ -88,9 +89,10 @@ def promote(
 ) -> Deployment:
     """The model drafts for the scope from now on; the one before it does no more."""
     locked(conn, fingerprint)
-    _stop_rollout(conn, now, scope, f"promoted: {reason}")
     _end(conn, now, scope)
-    return _begin(conn, now, fingerprint, scope, reason)
+    begun = _begin(conn, now, fingerprint, scope, reason)
+    _stop_stale_rollouts(conn, now, f"promoted: {reason}")
+    return begun
 
 
 def roll_back(conn: Connection, now: Now, scope: DeployScope, reason: str) -> Deployment | None:
@@ -121,11 +123,12 @@ def roll_back(conn: Connection, now: Now, scope: DeployScope, reason: str) -> De
     before = conn.execute(earlier).first()
     if before is not None:
         locked(conn, before.fingerprint)  # models before deployments, as in `promote`
-    _stop_rollout(conn, now, scope, f"rolled back: {reason}")
     _end(conn, now, scope, reason)
-    if before is None:
-        return None
-    return _begin(conn, now, before.fingerprint, scope, reason, restores=_place(before))
+    begun = None
+    if before is not None:
+        begun = _begin(conn, now, before.fingerprint, scope, reason, restores=_place(before))
+    _stop_stale_rollouts(conn, now, f"rolled back: {reason}")
+    return begun
 
 
 def _place(row: Row[Any]) -> int:
@@ -142,10 +145,7 @@ def retire(conn: Connection, now: Now, fingerprint: str) -> ModelVersion:
             f"{version.label} drafts for {live[0].scope.words}: promote another model there or "
             "roll it back first"
         )
-    tried = select(RolloutTable.id).where(
-        RolloutTable.fingerprint == fingerprint, RolloutTable.ended_at.is_(None)
-    )
-    if conn.execute(tried).first() is not None:
+    if _is_tried(conn, fingerprint):
         raise UsageError(f"{version.label} is in a rollout: stop it with `specbatch rollout stop`")
     retired = (
         update(ModelTable)
@@ -181,12 +181,45 @@ def _end(conn: Connection, now: Now, scope: DeployScope, reason: str | None = No
     conn.execute(there.values(**ended))
 
 
-def _stop_rollout(conn: Connection, now: Now, scope: DeployScope, reason: str) -> None:
-    """Its groups were compared with a model that drafts no more."""
-    there = [getattr(RolloutTable, name) == value for name, value in columns_of(scope).items()]
-    stopped = update(RolloutTable).where(*there, RolloutTable.ended_at.is_(None))
-    ended = {"ended_at": now, "ended_by": audit_log.actor_of(conn), "end_reason": masked(reason)}
-    conn.execute(stopped.values(outcome=Outcome.STOPPED.value, **ended))
+def present(live: Iterable[Deployment], scope: DeployScope) -> Deployment | None:
+    """Of what is deployed now, that which drafts for all of a scope."""
+    covering = [one for one in live if one.scope.covers(scope)]
+    return max(covering, key=lambda one: one.scope.narrowness, default=None)
+
+
+def _stop_stale_rollouts(conn: Connection, now: Now, reason: str) -> None:
+    """Those whose groups were compared with a model that drafts for the scope no more."""
+    query = select(RolloutTable).where(RolloutTable.ended_at.is_(None))
+    live = deployments(conn)
+    for row in conn.execute(query.with_only_columns(*RolloutTable.__table__.c)).all():
+        serving = present(live, DeployScope(row.tenant, row.job_name, row.tag))
+        if serving is None or serving.fingerprint != row.present:
+            ended = {"ended_at": now, "ended_by": audit_log.actor_of(conn)}
+            said = {"outcome": Outcome.STOPPED.value, "end_reason": masked(reason)}
+            conn.execute(
+                update(RolloutTable).where(RolloutTable.id == row.id).values(**ended, **said)
+            )
+
+
+def retire_the_worse(conn: Connection, now: Now) -> None:
+    """Candidates that were found worse, and draft for nobody."""
+    serving = {one.fingerprint for one in deployments(conn)}
+    query = (
+        select(RolloutTable.fingerprint)
+        .distinct()
+        .join(ModelTable, ModelTable.fingerprint == RolloutTable.fingerprint)
+        .where(RolloutTable.outcome == Outcome.WORSE.value, ModelTable.retired_at.is_(None))
+    )
+    for fingerprint in conn.execute(query).scalars().all():
+        if fingerprint not in serving and not _is_tried(conn, fingerprint):
+            retire(conn, now, fingerprint)
+
+
+def _is_tried(conn: Connection, fingerprint: str) -> bool:
+    tried = select(RolloutTable.id).where(
+        RolloutTable.fingerprint == fingerprint, RolloutTable.ended_at.is_(None)
+    )
+    return conn.execute(tried).first() is not None
 
 
 def _begin(

@@ -18,7 +18,7 @@ from specbatch.pipeline.ledger.sql.transactions import Now, upsert
 from specbatch.pipeline.policy.rollout import course_of
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.masking import masked
-from specbatch.schemas.registry import Deployment, DeployScope
+from specbatch.schemas.registry import DeployScope
 from specbatch.schemas.rollouts import Observed, Outcome, Rollout
 from specbatch.schemas.tables import Rollout as Table
 from specbatch.schemas.tables import RolloutGroup
@@ -36,7 +36,7 @@ def begin(
 ) -> Rollout:
     """Raises `UsageError` where there is nothing to compare with, or a rollout already."""
     version = registry.locked(conn, fingerprint)
-    present = _present(conn, scope)
+    present = registry.present(registry.deployments(conn), scope)
     if present is None:
         raise UsageError(
             f"no model is deployed for {scope.words}, so there is nothing to compare "
@@ -47,6 +47,7 @@ def begin(
     values = {
         **registry.columns_of(scope),
         "fingerprint": fingerprint,
+        "present": present.fingerprint,
         "steps": list(steps),
         "step": 0,
         "better": 1.0,
@@ -63,12 +64,6 @@ def begin(
             "it first"
         )
     return _rollout(row)
-
-
-def _present(conn: Connection, scope: DeployScope) -> Deployment | None:
-    """What drafts for all of a scope."""
-    covering = [one for one in registry.deployments(conn) if one.scope.covers(scope)]
-    return max(covering, key=lambda one: one.scope.narrowness, default=None)
 
 
 def rollouts(conn: Connection, history: bool = False) -> list[Rollout]:
@@ -116,7 +111,9 @@ def stop(conn: Connection, now: Now, scope: DeployScope, reason: str) -> Rollout
 
 
 def settle(conn: Connection, now: Now) -> list[Rollout]:
-    """Promote the candidates that are better; those that could not be are stopped."""
+    """Promote the candidates that are better; those that could not be are stopped. Those that were
+    worse are retired, so that their name does not lead to them."""
+    registry.retire_the_worse(conn, now)
     query = select(*Table.__table__.c).where(
         Table.ended_at.is_(None), Table.outcome == Outcome.BETTER.value
     )
@@ -163,6 +160,7 @@ def _rollout(row: Row[Any]) -> Rollout:
         row.id,
         row.fingerprint,
         _scope(row),
+        row.present,
         tuple(row.steps),
         row.step,
         row.started_at,

@@ -74,6 +74,8 @@ def hold(conn: Connection, now: Now, run: ScheduleRun) -> bool:
             reason=run.reason and masked(run.reason),
             found=run.found,
             noted_at=now,
+            # One that is given back was no attempt.
+            attempts=Table.attempts - (1 if run.state is RunState.QUEUED else 0),
         )
         .returning(Table.schedule)
     )

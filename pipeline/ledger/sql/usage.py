@@ -94,7 +94,8 @@ def _add(conn: Connection, lease: Lease, meter: UsageMeter, kept: bool) -> None:
 
 @lru_cache(maxsize=2)
 def _adding(dialect: str) -> Executable:
-    """Keeps the larger counters where there is a row already, so late reports change nothing."""
+    """Keeps the larger counters where there is a row already. A row that is kept may be pinned, so
+    only who keeps it changes it: a late report does not."""
     statement = upsert(dialect, StageUsage)
     new = statement.excluded
     larger = {
@@ -104,7 +105,9 @@ def _adding(dialect: str) -> Executable:
         for name in COUNTERS
     }
     done: Executable = statement.on_conflict_do_update(
-        index_elements=list(_KEY), set_={**larger, "kept": or_(StageUsage.kept, new["kept"])}
+        index_elements=list(_KEY),
+        set_={**larger, "kept": or_(StageUsage.kept, new["kept"])},
+        where=or_(StageUsage.kept.is_(False), new["kept"]),
     )
     return done
 

@@ -226,7 +226,10 @@ class Speculator:
         off = self._off.get((job, scope))
         if off is None:
             names = [proposer.name for proposer in self.proposers]
-            by = {name: found for name in names if (found := self._switches.of(scope, name))}
+            is_coupled = sequence.verification is Verification.COUPLED
+            # Outputs of ratio tests depend on drafts, so only an operator may take them away.
+            which = self._switches.of if is_coupled else self._switches.by_operator
+            by = {name: found for name in names if (found := which(scope, name))}
             self.decision_log.record_switched_off(job, by, everything=len(by) == len(names))
             if len(self._off) >= MOST_SCOPES:
                 self._off.clear()
