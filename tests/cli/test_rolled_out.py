@@ -18,7 +18,7 @@ from support.models import TinyPair, tiny_llama
 
 pytestmark = pytest.mark.pipeline  # runs models
 
-ROWS, GROUP = 120, 1
+ROWS, GROUP = 64, 1
 
 
 @pytest.fixture
@@ -80,3 +80,46 @@ def test_a_better_candidate_is_promoted_before_the_next_job(
     present = store.deployments()[0]
     assert present.fingerprint == begun.fingerprint
     assert present.reason.startswith("rollout 1: better")
+
+
+def test_a_ratio_test_is_drafted_for_by_its_own_model_alone(
+    cli: Any, store: Store, tmp_path: Path, tiny_pair: TinyPair
+) -> None:
+    useless = tiny_llama(tmp_path / "useless", vocab_size=300, seed=99)
+    roll_out(cli, store, tiny_pair.verifier, useless)
+    ratio = ("--verification", "rejection", "--temperature", 1)
+    done = cli(
+        *("submit-job", "--local", "--input", "rows.parquet", "--output", "ratio", "--json"),
+        *("--verifier", tiny_pair.verifier, "--proposer", tiny_pair.verifier, "--max-tokens", 8),
+        *("--dtype", "float32", "--sources", "draft-model", "--depth", 3, *ratio),
+    )
+    assert done.code == 0, done.err
+    asked = {c.fingerprint for c in store.acceptance("default", "job") if c.tested}
+    (present,) = store.deployments()
+    assert asked == {present.fingerprint}
+    assert store.rollout_groups(store.rollouts()[0].number) == []
+
+
+def test_a_candidate_that_is_not_there_stops_no_job(
+    cli: Any, store: Store, tmp_path: Path, tiny_pair: TinyPair
+) -> None:
+    gone = tiny_llama(tmp_path / "gone", vocab_size=300, seed=99)
+    roll_out(cli, store, tiny_pair.verifier, gone)
+    gone.rename(tmp_path / "elsewhere")
+    pair = TinyPair(tiny_pair.verifier, tiny_pair.verifier)
+    assert len(submit(cli, store, pair, "alone")) == ROWS
+    (rollout,) = store.rollouts()
+    assert store.rollout_groups(rollout.number) == []
+
+
+@pytest.mark.parametrize("kind", ["other vocabulary", "same folder name"])
+def test_a_candidate_that_cannot_stand_beside_the_model_stops_no_job(
+    cli: Any, store: Store, tmp_path: Path, tiny_pair: TinyPair, kind: str
+) -> None:
+    if kind == "other vocabulary":
+        candidate = tiny_llama(tmp_path / "other", vocab_size=320, seed=99)
+    else:
+        candidate = tiny_llama(tmp_path / tiny_pair.verifier.name, vocab_size=300, seed=99)
+    roll_out(cli, store, tiny_pair.verifier, candidate)
+    pair = TinyPair(tiny_pair.verifier, tiny_pair.verifier)
+    assert len(submit(cli, store, pair, "alone")) == ROWS

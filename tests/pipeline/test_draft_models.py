@@ -156,3 +156,30 @@ def test_a_rollout_that_ends_counts_no_more_for_the_next_group(
     assert not models.of_group(job, spec, 999, BOTH).trials
     (ended,) = store.rollouts(history=True)
     assert (ended.number, ended.outcome) == (rollout.number, Outcome.WORSE)
+
+
+def test_jobs_without_draft_models_and_routed_rows_take_no_part(
+    store: MayBeAway, job: JobRow
+) -> None:
+    store.begin_rollout("bb", DeployScope(), (0.5, 1.0), "trained")
+
+    def asking(**speculation: object) -> JobSpec:
+        return SPEC.model_copy(
+            update={"speculation": SPEC.speculation.model_copy(update=speculation)}
+        )
+
+    assert of(store, job, spec=asking(sources=("ngram",))) == NO_GROUP_MODELS
+    (trial,) = of(store, job, spec=asking(routes=(("news", "none"),))).trials
+    assert (trial.concerns("news"), trial.concerns(None)) == (False, True)
+
+
+def test_rows_that_nothing_is_deployed_for_are_not_the_candidates(
+    store: MayBeAway, job: JobRow
+) -> None:
+    store.promote("aa", NEWS, "news alone")
+    store.roll_back(DeployScope(), "only news")
+    models = DraftModels(store)
+    assert models.of_group(job, SPEC, 0, BOTH, "aa").drafting == {"news": "aa"}
+    store.begin_rollout("bb", NEWS, (0.0, 0.5, 1.0), "trained")
+    group = DraftModels(store).of_group(job, SPEC, 0, BOTH, "aa")
+    assert group.drafting == {"news": "aa", None: "aa"}

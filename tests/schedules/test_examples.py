@@ -197,3 +197,12 @@ def test_the_page_has_every_variable_and_its_value() -> None:
     }  # fmt: skip
     for name in named:
         assert f"`{values[name]}`" in table, name
+
+
+def test_paths_of_a_lesson_are_relative_to_its_file(tmp_path: Path) -> None:
+    (tmp_path / "models" / "verifier").mkdir(parents=True)
+    file = tmp_path / "learn.yaml"
+    file.write_text((EXAMPLES / "upkeep-learn.yaml").read_text())
+    options = load_schedule(file).options_at(at("2026-01-01T06:00Z"))
+    assert options["verifier"] == str(tmp_path / "models" / "verifier")
+    assert options["folder"] == str(tmp_path / "models")

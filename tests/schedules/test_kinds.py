@@ -166,7 +166,8 @@ def test_an_interrupt_gives_the_time_back(site: Site, does: list[Does]) -> None:
     tick(site, ticker, schedule, EVE)
     with pytest.raises(KeyboardInterrupt):
         tick(site, ticker, schedule, RUN_AT)
-    assert row_of(site, schedule).state is RunState.QUEUED
+    given_back = row_of(site, schedule)
+    assert (given_back.state, given_back.attempts) == (RunState.QUEUED, 0)
     ticker.tick(schedule)
     assert row_of(site, schedule).state is RunState.DONE
 

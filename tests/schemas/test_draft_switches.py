@@ -8,6 +8,7 @@ from specbatch.schemas.draft_switches import (
     ALL_ON,
     DraftSwitch,
     DraftSwitches,
+    OffHere,
     RowScope,
     SwitchScope,
 )
@@ -57,3 +58,15 @@ def test_a_scope_in_words_names_its_values_and_its_kind_does_not() -> None:
     scope = SwitchScope(tenant="search", tag="de")
     assert (str(scope), scope.kind) == ("tenant search, tag de", "tenant+tag")
     assert str(SwitchScope()) == SwitchScope().kind == "everything"
+
+
+def test_what_does_not_pay_here_counts_for_one_model_and_one_class() -> None:
+    switch = DraftSwitch(SwitchScope(proposer="draft-model"), 1.0, "alice", "drafts do not pay")
+    here = DraftSwitches((), (OffHere("draft-model", "exact/f32/1", switch),))
+    assert here.of(ROW, "draft-model") is switch
+    assert here.of(ROW, "draft-model@other") is None
+    assert here.by_operator(ROW, "draft-model") is None
+    assert here.in_class("exact/f32/1") is here
+    assert not here.in_class("exact/bf16/1").is_off(ROW, "draft-model")
+    unfit = DraftSwitches((), (OffHere("draft-model", "", switch),))
+    assert unfit.in_class("exact/bf16/1").is_off(ROW, "draft-model")
