@@ -61,8 +61,8 @@ def learn(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Train the deployed draft model on what the store keeps, try the new one beside the verifier,
-    and begin a rollout if it is better.
+    """Train the deployed draft model on what the store keeps, try it, and roll it out if it is
+    better.
 
     What the last rollout found better is promoted first. The candidate of one that goes on is
     trained further, and what is better still takes its place.

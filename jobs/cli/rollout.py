@@ -82,7 +82,7 @@ def rollout(
         bool, typer.Option("--json", help="with list and show: one JSON value on one line")
     ] = False,
 ) -> None:
-    """Try a candidate draft model on a growing share of groups, and promote it if it earns more.
+    """Try a candidate draft model on a growing share of groups; promote it if it earns more.
 
     Chance draws the groups. A candidate that earns less accepted tokens per unit of cost ends at
     once; one that earns more drafts for all groups, and the next `specbatch learn`, local job or

@@ -14,6 +14,7 @@ from specbatch.pipeline.runtime.leases import LeaseKeeper
 from specbatch.pipeline.runtime.sweeper import Requeuer
 from specbatch.pipeline.runtime.tokenizers import Tokenizers
 from specbatch.pipeline.stages.context import KnownJobs, StageContext
+from specbatch.pipeline.stages.draft_models import DraftModels
 from specbatch.pipeline.stages.drafting import Drafting
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
@@ -30,6 +31,7 @@ def stage_context(
         "jobs": KnownJobs(store),
         "tokenizers": Tokenizers(lru_cache(stand_in_model.tokenizer), lru_cache(inspect_model)),
         "drafting": Drafting(store, objects),
+        "draft_models": DraftModels(store),
         "requeuer": Requeuer(store, enqueue, LEASES_OF_SILENCE * lease_sec),
         "models": lru_cache(inspect_model),
         "max_open_groups": 512,
