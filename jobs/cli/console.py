@@ -11,14 +11,12 @@ from __future__ import annotations
 import io
 import logging
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
-from threading import Event
 from typing import IO, Any, NoReturn, cast
 
 import typer
@@ -217,19 +215,6 @@ def while_read() -> Iterator[None]:
         # Python flushes stdout once more at its end, and would complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit from None
-
-
-@contextmanager
-def stop_signals() -> Iterator[Event]:
-    """Ctrl-C and SIGTERM set the event, so that a step ends before a checkpoint is written."""
-    stopped = Event()
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, lambda *_: stopped.set()) for number in numbers]
-    try:
-        yield stopped
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
 
 
 def moment(at: float) -> str:

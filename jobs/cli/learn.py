@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from specbatch.jobs.cli.connect import load_settings
-from specbatch.jobs.cli.console import if_interrupted, say, say_json, stop_signals
+from specbatch.jobs.cli.console import if_interrupted, say, say_json
 from specbatch.jobs.cli.options import Json
 from specbatch.jobs.cli.rollout import DEFAULT_PERCENTS, shares_in
 from specbatch.pipeline.bootstrap import make_store
@@ -71,6 +71,7 @@ def learn(
     require_engine_extra()
     settings = load_settings()
     from specbatch.pipeline.learning.nightly import Lesson, learn
+    from specbatch.pipeline.learning.wiring import stop_signals
 
     lesson = Lesson(
         *(name, model_ref(verifier, Path.cwd()), folder, tenant, job, shares_in(steps)),

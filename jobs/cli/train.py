@@ -18,7 +18,6 @@ from specbatch.jobs.cli.console import (
     remark,
     say,
     say_json,
-    stop_signals,
 )
 from specbatch.jobs.cli.logs import moment_of
 from specbatch.jobs.cli.options import Json
@@ -210,7 +209,7 @@ def train(
         closing(make_store(settings)) as store,
         if_interrupted(_INTERRUPTED),
         progress_bar("reading completions") as update,
-        stop_signals() as stopped,
+        wiring.stop_signals() as stopped,
     ):
 
         def on_read(done: int, total: int) -> None:

@@ -131,9 +131,9 @@ class LearnOptions(Options):
 def learn(options: LearnOptions, settings: Settings, store: Store, logical_at: float) -> Outcome:
     """Train, try, and roll out what is better. The scheduler's machine needs the engine extra."""
     require_engine_extra()
-    from specbatch.jobs.cli.console import stop_signals
     from specbatch.pipeline.learning.nightly import Lesson
     from specbatch.pipeline.learning.nightly import learn as learn_from
+    from specbatch.pipeline.learning.wiring import stop_signals
     from specbatch.schemas.training import Parameters
 
     lesson = Lesson(

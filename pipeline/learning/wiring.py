@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from specbatch.pipeline.engines.contract import ModelFolder
@@ -94,3 +97,16 @@ def _data(
         if n:
             watcher.say(f"left out: {n:,} completions that {reason}")
     return data
+
+
+@contextmanager
+def stop_signals() -> Iterator[Event]:
+    """Ctrl-C and SIGTERM set the event, so that a step ends before a checkpoint is written."""
+    stopped = Event()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda *_: stopped.set()) for number in numbers]
+    try:
+        yield stopped
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from specbatch.pipeline.engines.contract import ModelFolder
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.policy.rollout import is_drawn
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.provenance import TICKS_PER_SEC
-from specbatch.schemas.records import CompletionRecord, JobRow, Verification
+from specbatch.schemas.records import CompletionRecord, JobRow, Lease, Verification
 from specbatch.schemas.registry import NO_MODELS, Deployment, deployed_for
 from specbatch.schemas.rollouts import Observed, Rollout
 from specbatch.schemas.spec import JobSpec
@@ -93,7 +94,7 @@ class DraftModels:
         spec: JobSpec,
         group_index: int,
         loaded: Collection[str],
-        main: str | None = None,
+        main: ModelFolder | None = None,
     ) -> GroupModels:
         """`loaded`: fingerprints of the draft models that are here, `main` of these the one that
         drafts for rows which none is deployed for, while a rollout tries another one. A rollout
@@ -123,7 +124,7 @@ class DraftModels:
                 shadow |= {tag: rollout.fingerprint for tag in tags if trial.concerns(tag)}
         drafting = deployed_for(deployments, job.tenant, job.name)
         if main is not None and any(one.fingerprint in loaded for one in self._rollouts):
-            drafting.setdefault(None, main)
+            drafting.setdefault(None, main.fingerprint.digest)
         return GroupModels(drafting, shadow, tuple(trials))
 
     def _read(self) -> None:
@@ -138,8 +139,7 @@ class DraftModels:
 
     def observe(
         self,
-        job_id: str,
-        group_index: int,
+        lease: Lease,
         trials: Iterable[Trial],
         done: Sequence[Done],
     ) -> None:
@@ -150,9 +150,10 @@ class DraftModels:
                 continue
             number = trial.rollout.number
             try:
-                after = self._store.observe_rollout(number, job_id, group_index, seen)
+                index = lease.group_index or 0
+                after = self._store.observe_rollout(number, lease.job_id, index, seen)
             except StoreError as error:
-                log.warning("rollout %d misses group %d: %s", number, group_index, error)
+                log.warning("rollout %d misses group %s: %s", number, lease.group_index, error)
                 continue
             if (after.share, after.outcome) != (trial.rollout.share, trial.rollout.outcome):
                 self._read_at = -math.inf

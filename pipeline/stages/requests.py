@@ -40,16 +40,14 @@ def requests_of(
 ) -> list[Request]:
     """One request per sample of a row; `decode` is called only where there are stop strings.
 
-    `tag_models`: tags whose rows may use one draft model only, and its name; under None that of all
-    other rows. `candidates`: in the same way, who drafts in shadow. The engine knows a row by the
-    tag that is `kept`, its history by the id that is `kept`.
+    `tag_models`: the only draft models by tag, under None of all other rows; `candidates` draft in
+    shadow. The engine knows a row by the tag, its history by the id that is `kept`.
     """
     params = spec.sampling.params(dict(row.overrides))
     cap = cap_of(spec, row, tenant_cap)
     depth = _depth_of(spec, cap)
     sources = spec.speculation.sources
-    is_coupled = spec.speculation.verification is Verification.COUPLED
-    pinned = None if is_coupled else DRAFT_MODEL  # outputs depend on it
+    pinned = None if spec.speculation.verification is Verification.COUPLED else DRAFT_MODEL
     watch = partial(TextStop, decode, params.stop, params.min_tokens) if params.stop else None
     scope = scope_of(spec, row.tag)
     requests = []
@@ -124,15 +122,9 @@ def block_request(request: Request, tokens: int) -> Request:
         top_logprobs=0,
     )
     return replace(
-        request,
-        params=params,
-        depth=0,
-        watch_text=None,
-        shadow=False,
-        candidate=None,
-        past_ids=(),
-        history=None,
-    )
+        *(request,), params=params, depth=0, watch_text=None, shadow=False, candidate=None,
+        past_ids=(), history=None,
+    )  # fmt: skip
 
 
 def continuation(request: Request, output_ids: tuple[int, ...], tokens: int) -> Request:

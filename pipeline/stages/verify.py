@@ -88,10 +88,8 @@ def verify(context: StageContext, job_id: str, index: int) -> None:
         _check_drafts_here(host.draft_model is not None, spec)
         rows = _rows_left(context, job, work)
         drafts = blocks_ahead(context.objects, job, work, context.max_attempts)
-        index = work.lease.group_index or 0
-        here = host.draft_model
-        main = None if here is None else here.fingerprint.digest
-        models = context.draft_models.of_group(job, spec, index, serves.drafts, main)
+        loaded = (serves.drafts, host.draft_model)
+        models = context.draft_models.of_group(job, spec, work.lease.group_index or 0, *loaded)
         group = _Group(held, work, job, spec, rows, drafts, tickets, models)
         try:
             lessons = _run_engine(context, host, group)
@@ -188,17 +186,11 @@ def _requests(context: StageContext, host: Engines, group: _Group) -> list[list[
     job, spec = group.job, group.spec
     decode = context.decode(job)
     history = context.drafting.history(job) if uses_history(spec) else None
-    cap = context.tenant_depths.get(job.tenant)
     tag_models = host.tag_models(spec.speculation, group.models.drafting)
     candidates = host.tag_models(spec.speculation, group.models.in_shadow)
-    text_policy = context.privacy.text_policy(job)
-    return [
-        requests_of(
-            *(job.job_id, spec, row, decode, group.drafts, history, cap, tag_models),
-            *(candidates, text_policy),
-        )
-        for row in group.rows
-    ]
+    cap, policy = context.tenant_depths.get(job.tenant), context.privacy.text_policy(job)
+    of_group = (group.drafts, history, cap, tag_models, candidates, policy)
+    return [requests_of(job.job_id, spec, row, decode, *of_group) for row in group.rows]
 
 
 def _with_fingerprint(host: Engines, group: _Group) -> _Group:
@@ -237,9 +229,8 @@ def _commit(context: StageContext, group: _Group, lessons: Sequence[Lessons]) ->
     with held.usage.last_write():
         context.timing.commit(held.lease, advance)
     context.enqueue_unit(job, Stage.RECORD, held.lease.group_index)
-    index = held.lease.group_index or 0
     done = [(record, c.shadow_pair) for record, c in zip(records, completions, strict=True)]
-    context.draft_models.observe(job.job_id, index, group.models.trials, done)
+    context.draft_models.observe(held.lease, group.models.trials, done)
 
 
 def _enqueue_suspects(context: StageContext, job_id: str) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from ledger.builders import Clock, completion, new_job
 
+from specbatch.pipeline.engines.contract import ModelFolder
 from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.pipeline.stages.draft_models import (
     DEPLOYED_SEC,
@@ -16,7 +18,8 @@ from specbatch.pipeline.stages.draft_models import (
     GroupModels,
 )
 from specbatch.schemas.errors import StoreError
-from specbatch.schemas.records import JobRow, Verification
+from specbatch.schemas.fingerprint import Fingerprint
+from specbatch.schemas.records import JobRow, Lease, Stage, Verification
 from specbatch.schemas.registry import Deployment, DeployScope, NewModel
 from specbatch.schemas.rollouts import Observed, Outcome
 from specbatch.schemas.spec import JobSpec
@@ -28,6 +31,7 @@ SPEC = JobSpec.model_validate(
     {"input": {"uri": "in.jsonl"}, "output": {"uri": "out"}, "verifier": "v", "proposer": "d"}
 )
 NEWS = DeployScope(tag="news")
+FOLDER = ModelFolder("d", Path("d"), "llama", 300, 64, Fingerprint("aa", {}))
 
 
 class MayBeAway(SqlStore):
@@ -54,6 +58,10 @@ def store() -> Iterator[MayBeAway]:
 @pytest.fixture
 def job(store: MayBeAway) -> JobRow:
     return store.create_job(new_job())[0]
+
+
+def lease(job: JobRow, index: int) -> Lease:
+    return Lease(job.job_id, index, Stage.VERIFY, 1, "w", 1)
 
 
 def of(store: MayBeAway, job: JobRow, index: int = 0, spec: JobSpec | None = None) -> GroupModels:
@@ -134,9 +142,9 @@ def test_a_group_counts_by_the_rows_that_the_rollout_concerns(
     trials = models.of_group(job, SPEC, 0, BOTH).trials
     news = replace(completion(0), tag="news", accepted=7, cost_usd=0.5)
     other = replace(completion(1), tag=None, accepted=100, cost_usd=9.0)
-    models.observe(job.job_id, 0, trials, [(other, NO_SHADOW_PAIR)])
+    models.observe(lease(job, 0), trials, [(other, NO_SHADOW_PAIR)])
     assert store.rollout_groups(rollout.number) == []
-    models.observe(job.job_id, 1, trials, [(news, ShadowPair(2, 3, 4)), (other, NO_SHADOW_PAIR)])
+    models.observe(lease(job, 1), trials, [(news, ShadowPair(2, 3, 4)), (other, NO_SHADOW_PAIR)])
     (seen,) = store.rollout_groups(rollout.number)
     assert seen == Observed(0.5, trials[0].drawn, 7, 0.5, 2, 3, 4)
 
@@ -152,7 +160,7 @@ def test_a_rollout_that_ends_counts_no_more_for_the_next_group(
             break
         (trial,) = group.trials
         record = replace(completion(0), accepted=1 if trial.drawn else 100, cost_usd=1.0)
-        models.observe(job.job_id, index, group.trials, [(record, NO_SHADOW_PAIR)])
+        models.observe(lease(job, index), group.trials, [(record, NO_SHADOW_PAIR)])
     assert not models.of_group(job, spec, 999, BOTH).trials
     (ended,) = store.rollouts(history=True)
     assert (ended.number, ended.outcome) == (rollout.number, Outcome.WORSE)
@@ -179,7 +187,7 @@ def test_rows_that_nothing_is_deployed_for_are_not_the_candidates(
     store.promote("aa", NEWS, "news alone")
     store.roll_back(DeployScope(), "only news")
     models = DraftModels(store)
-    assert models.of_group(job, SPEC, 0, BOTH, "aa").drafting == {"news": "aa"}
+    assert models.of_group(job, SPEC, 0, BOTH, FOLDER).drafting == {"news": "aa"}
     store.begin_rollout("bb", NEWS, (0.0, 0.5, 1.0), "trained")
-    group = DraftModels(store).of_group(job, SPEC, 0, BOTH, "aa")
+    group = DraftModels(store).of_group(job, SPEC, 0, BOTH, FOLDER)
     assert group.drafting == {"news": "aa", None: "aa"}
