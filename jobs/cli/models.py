@@ -15,6 +15,7 @@ from rich.table import Table
 from specbatch.jobs.cli.audit import FOUND
 from specbatch.jobs.cli.connect import load_settings
 from specbatch.jobs.cli.console import moment, progress_bar, remark, say, say_json, show_whole
+from specbatch.jobs.cli.options import ForJob, ForTag, ForTenant
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.learning.registry import find, register
 from specbatch.pipeline.ledger.contract import Store
@@ -62,15 +63,9 @@ def models(
             metavar="[FILES]", help="with add: its folder or hub id", show_default=False
         ),
     ] = None,
-    tenant: Annotated[
-        str, typer.Option("--tenant", help="for this tenant's jobs", show_default=False)
-    ] = "",
-    job: Annotated[
-        str, typer.Option("--job", help="for jobs of this name", show_default=False)
-    ] = "",
-    tag: Annotated[
-        str, typer.Option("--tag", help="for rows with this tag", show_default=False)
-    ] = "",
+    tenant: ForTenant = "",
+    job: ForJob = "",
+    tag: ForTag = "",
     verifier: Annotated[
         str | None,
         typer.Option(

@@ -218,6 +218,11 @@ AssumedSpeed = Annotated[
         min=0.001,
     ),
 ]
+ForTenant = Annotated[
+    str, typer.Option("--tenant", help="for this tenant's jobs", show_default=False)
+]
+ForJob = Annotated[str, typer.Option("--job", help="for jobs of this name", show_default=False)]
+ForTag = Annotated[str, typer.Option("--tag", help="for rows with this tag", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="one JSON object as stdout's last line")]
 IdempotencyKey = Annotated[
     Text,

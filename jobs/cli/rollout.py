@@ -14,6 +14,7 @@ from rich.table import Table
 
 from specbatch.jobs.cli.connect import load_settings
 from specbatch.jobs.cli.console import moment, say, say_json, show_whole
+from specbatch.jobs.cli.options import ForJob, ForTag, ForTenant
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.learning.registry import find
 from specbatch.pipeline.ledger.contract import Store
@@ -52,15 +53,9 @@ def rollout(
             show_default=False,
         ),
     ] = None,
-    tenant: Annotated[
-        str, typer.Option("--tenant", help="for this tenant's jobs", show_default=False)
-    ] = "",
-    job: Annotated[
-        str, typer.Option("--job", help="for jobs of this name", show_default=False)
-    ] = "",
-    tag: Annotated[
-        str, typer.Option("--tag", help="for rows with this tag", show_default=False)
-    ] = "",
+    tenant: ForTenant = "",
+    job: ForJob = "",
+    tag: ForTag = "",
     steps: Annotated[
         str,
         typer.Option(

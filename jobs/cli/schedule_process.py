@@ -6,7 +6,6 @@ They end with the scheduler, however it ends; the next one runs the time again.
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 
 import orjson
 
+from specbatch.jobs.cli.second_process import end_with_parent
 from specbatch.jobs.schedules.attempt import Attempt, carry_out
 from specbatch.schemas.errors import SpecbatchError
 from specbatch.schemas.schedules import RunState, ScheduleRun
@@ -75,7 +75,7 @@ def main() -> None:
     log_as(settings.log_format)
     logging.getLogger("specbatch").setLevel(logging.INFO)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    threading.Thread(target=end_with_parent, name="parent", daemon=True).start()
     try:
         with closing(make_store(settings)) as store:
             carry_out(settings, store, attempt)
@@ -84,12 +84,6 @@ def main() -> None:
     except SpecbatchError as error:
         complain(str(error))
         sys.exit(error.exit_code)
-
-
-def _end_with_parent() -> None:
-    """However the scheduler ends, the pipe is closed then."""
-    sys.stdin.buffer.read()
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ def main() -> None:
     for name in ("celery", "specbatch"):
         logging.getLogger(name).setLevel(int(sys.argv[2]))
     os.nice(NICENESS)
-    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    threading.Thread(target=end_with_parent, name="parent", daemon=True).start()
     try:
         run_worker(settings, KINDS, None, (), int(sys.argv[1]))
     except SpecbatchError as error:
@@ -127,8 +127,8 @@ def main() -> None:
         sys.exit(error.exit_code)
 
 
-def _end_with_parent() -> None:
-    """However the engine's process ends, the pipe is closed then."""
+def end_with_parent() -> None:
+    """However the process ends that started this one, the pipe on stdin is closed then."""
     sys.stdin.buffer.read()
     os.kill(os.getpid(), signal.SIGTERM)
 

@@ -118,9 +118,7 @@ def test_stopping_promoting_and_rolling_back_end_a_rollout(store: Store, candida
         assert store.observe_rollout(begun.number, "job", 0, Observed(0.5, True, 1, 1.0)) == ended
 
 
-def test_a_better_candidate_that_was_retired_meanwhile_is_not_promoted(
-    store: Store, candidate: str
-) -> None:
+def test_a_better_candidate_that_is_stopped_is_not_promoted(store: Store, candidate: str) -> None:
     begun = store.begin_rollout(candidate, ALL, HALF, "trained last night")
     decided = observe(store, begun, 60, GOOD, BAD)
     stopped = store.stop_rollout(ALL, "somebody found a fault")

@@ -122,11 +122,12 @@ def settle(conn: Connection, now: Now) -> list[Rollout]:
         scope = _scope(row)
         reason = f"rollout {row.id}: better, with odds of {row.better:,.0f} to 1"
         try:
-            registry.promote(conn, now, row.fingerprint, scope, reason)
-        except UsageError as error:
+            registry.locked(conn, row.fingerprint)
+        except UsageError as error:  # nothing is written yet
             settled.append(_end(conn, now, row, Outcome.STOPPED, str(error)))
-        else:
-            settled.append(_end(conn, now, row, Outcome.BETTER, reason))
+            continue
+        registry.promote(conn, now, row.fingerprint, scope, reason)
+        settled.append(_end(conn, now, row, Outcome.BETTER, reason))
     return settled
 
 
