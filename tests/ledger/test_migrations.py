@@ -247,7 +247,7 @@ def test_packed_completions_are_spelled_out_when_their_columns_go(url: str) -> N
     migrate.upgrade(url)
     [again] = store.completions(JOB)
     store.close()
-    lost = {**NO_PRICES, "numeric_class": None, "model_fingerprint": None}
+    lost = {**NO_PRICES, "numeric_class": None, "model_fingerprint": None, "receipt": None}
     assert again == replace(record, provenance=NO_PROVENANCE, ticks=NO_TICKS, **lost)
 
 
