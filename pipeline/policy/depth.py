@@ -253,6 +253,15 @@ class Controller:
         token = per_pass + sequences * row + verifying
         return Price(call / plain, token / plain, row / plain)
 
+    def token_sec(self, model: str, sequences: int, passes: int) -> float:
+        """Price of one drafted token of a model, as it was last learned.
+
+        What it costs to ask the model is shared by all the sequences that any model drafts for in
+        the step: a model that drafts for few of them does not bear it alone.
+        """
+        call, per_pass, row = self.knowledge.draft_time_of(model).weights
+        return (call / passes + per_pass) / sequences + row
+
     def plain_sec(self, sequences: int) -> float:
         """Seconds of a step of depth 0."""
         return float(self.knowledge.step_time.curve(sequences, sequences, sequences)[0])

@@ -17,7 +17,9 @@ from specbatch.pipeline.engines.exact.host import EngineHost
 from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
 from specbatch.pipeline.engines.exact.speculation.options import Option
 from specbatch.pipeline.engines.exact.speculation.router import Router
+from specbatch.pipeline.engines.exact.state.scheduler import Planned
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.exact.state.step import Step
 from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.policy import tuning
 from specbatch.pipeline.policy.acceptance import Tracks
@@ -65,6 +67,37 @@ def test_each_model_gets_the_rows_of_the_tag_that_it_is_good_at(elsewhere: float
     last = {tag: [d for d in told if f"tagged {tag} " in d.reason][-1] for tag in ("en", "de")}
     assert {tag: d.proposer for tag, d in last.items()} == {"en": A, "de": B}
     assert len(told) <= 6, "told when it is new"
+
+
+def test_time_for_drafting_is_shared_by_the_price_of_who_drafted() -> None:
+    """A model of ten times the price must not draft at its neighbours' expense."""
+    models = [FakeModel(A, {"en": 0.9}, CHEAP, 1e-4), FakeModel(B, {"en": 0.9}, 10 * CHEAP, 1e-3)]
+    simulation = Simulation(models, ("en",), count=4)
+    speculator, (_, second, *rest) = simulation.speculator, simulation.running
+    for depth in (2, 4, 8):  # prices are learned
+        for model in models:
+            model.propose([second, *rest][:depth], [depth] * len([second, *rest][:depth]))
+    for sequence in simulation.running:
+        fixed = replace(sequence.request, depth=4, draft_model=B if sequence is second else A)
+        sequence.request = fixed
+    plan = speculator.propose(simulation.running, lambda _, wanted: wanted)
+    assert [draft.proposer for draft in plan.drafts] == [A, B, A, A]
+    planned = [Planned(sequence, 1) for sequence in simulation.running]
+    (one,) = (step := Step(planned, simulation.running, plan, 0, 1)).passes([step])
+    cheap, dear, *others = one.draft_weights
+    assert others == [cheap, cheap]
+    assert 9 <= dear / cheap <= 11
+
+
+def test_time_for_drafting_of_one_model_is_shared_by_tokens() -> None:
+    simulation = Simulation([FakeModel(A, {"en": 0.9}, CHEAP)], ("en",), count=3)
+    for depth, sequence in enumerate(simulation.running, start=1):
+        sequence.request = replace(sequence.request, depth=depth)
+    plan = simulation.speculator.propose(simulation.running, lambda _, wanted: wanted)
+    planned = [Planned(sequence, 1) for sequence in simulation.running]
+    (one,) = (step := Step(planned, simulation.running, plan, 0, 1)).passes([step])
+    first = one.draft_weights[0]
+    assert list(one.draft_weights) == [first, 2 * first, 3 * first]
 
 
 @pytest.mark.parametrize("first", ["dear", "cheap"])

@@ -253,6 +253,15 @@ def priced(controller: Controller, **models: tuple[float, float, float]) -> None
             controller.knowledge.draft_time_of(name).observe(sizes, seconds)
 
 
+def test_a_token_costs_its_share_of_the_call_and_the_passes_of_all_who_are_drafted_for() -> None:
+    controller = Controller()
+    priced(controller, dear=DEAR)
+    call, per_pass, row = DEAR
+    for sequences, passes in ((1, 1), (8, 4)):
+        found = controller.token_sec("dear", sequences, passes)
+        assert found == pytest.approx((call / passes + per_pass) / sequences + row, rel=0.05)
+
+
 def mixed(*groups: tuple[str | None, float, int]) -> list[Candidate]:
     return [Candidate(8, rate, name) for name, rate, count in groups for _ in range(count)]
 

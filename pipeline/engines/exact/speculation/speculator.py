@@ -167,9 +167,10 @@ class Speculator:
                 asked.setdefault(proposer.name, []).append((i, granted))
                 left -= granted
         drafts, took = [NO_DRAFT] * len(deciding), 0.0
-        for proposer in self.proposers:
-            if proposer.name in asked:
-                took += self._ask(proposer, asked[proposer.name], deciding, drafts)
+        chosen = [proposer for proposer in self.proposers if proposer.name in asked]
+        sharing = sum(len(asked[p.name]) for p in chosen if p.pass_time is not None)
+        for proposer in chosen:
+            took += self._ask(proposer, asked[proposer.name], deciding, drafts, sharing)
         return drafts, took
 
     def on_verified(self, sequence: Sequence, draft: Draft, accepted: int) -> None:
@@ -325,8 +326,12 @@ class Speculator:
         asked: list[tuple[int, int]],
         deciding: Seq[Sequence],
         drafts: list[Draft],
+        sharing: int,
     ) -> float:
-        """Puts a proposer's drafts into `drafts`; the seconds in its model."""
+        """Puts a proposer's drafts into `drafts`; the seconds in its model.
+
+        `sharing`: sequences that any draft model drafts for in this step.
+        """
         begun = time.perf_counter()
         sequences = [deciding[i] for i, _ in asked]
         for sequence in sequences:
@@ -334,13 +339,17 @@ class Speculator:
             if self._router.several:
                 self._router.asked(proposer, sequence, sequence in self._selection.tried)
         made = proposer.propose(sequences, [depth for _, depth in asked])
-        of_model = proposer.pass_time is not None
-        took = time.perf_counter() - begun if of_model else 0.0
+        took, token_ns = 0.0, 0
+        if proposer.pass_time is not None:
+            took = time.perf_counter() - begun
+            passes = max(depth for _, depth in asked)
+            token_sec = self._controller.token_sec(proposer.name, sharing, passes)
+            token_ns = max(1, round(token_sec * 1e9))
         for (i, _), token_ids in zip(asked, made, strict=True):
             if token_ids:
                 draft_probs = partial(proposer.draft_probs, deciding[i])
                 probs = draft_probs if proposer.has_draft_probs else None
-                drafts[i] = Draft(token_ids, proposer.name, of_model, probs)
+                drafts[i] = Draft(token_ids, proposer.name, token_ns, probs)
         return took
 
     def _draft_in_shadow(self, deciding: Seq[Sequence]) -> float:

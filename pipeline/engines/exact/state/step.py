@@ -20,7 +20,7 @@ class Draft:
 
     token_ids: list[int] = field(default_factory=list)  # [num_draft_tokens]; empty: depth 0
     proposer: str = ""  # the proposer's name; "": nobody was asked, or had anything to say
-    of_model: bool = False  # a draft model drafted it, in passes that take time
+    token_ns: int = 0  # price of each token, where a draft model made them
     # float32 [num_draft_tokens, vocab_size]: what each token was drawn from, processed. Computed
     # when a ratio test asks for it; None where the proposer does not know.
     probs: Callable[[], Tensor] | None = None
@@ -88,12 +88,12 @@ class Step:
         return Pass(sequences, self._rows(), weights, self.pass_ticks)
 
     def _draft_weights(self) -> list[int]:
-        """Of each sequence in the pass: tokens that a proposer's model drafted for it.
+        """Of each sequence in the pass: tokens that a draft model made for it, at its price.
 
         Where none were (they were dropped, or kept to be compared), 1 for each that decides.
         """
         weight_of = {
-            sequence: len(draft) if draft.of_model else 0
+            sequence: len(draft) * draft.token_ns
             for sequence, draft in zip(self.deciding, self.drafts, strict=True)
         }
         if not any(weight_of.values()):
