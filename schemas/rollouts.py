@@ -40,16 +40,17 @@ class Observed:
 
     share: float  # of groups that the candidate drafted for then
     is_candidate: bool  # it drafted for this one
-    accepted: int  # draft tokens
-    cost: float  # of the group's completions, in any unit that all groups have in common
+    tokens: int  # of the group's completions, whoever made them
+    cost: float  # of these, above 0, in any unit that all groups have in common
+    accepted: int = 0  # draft tokens
     shadow_drafts: int = 0  # pairs of drafts behind the same tokens …
     shadow_candidate: int = 0  # … and the accepted tokens of both models
     shadow_serving: int = 0
 
     @property
     def earned(self) -> float:
-        """Accepted tokens per unit of cost."""
-        return self.accepted / self.cost if self.cost > 0 else float(self.accepted)
+        """Tokens per unit of cost."""
+        return self.tokens / self.cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +77,12 @@ class Rollout:
     def share(self) -> float:
         """Of groups that the candidate drafts for."""
         return self.steps[self.step]
+
+    @property
+    def state(self) -> str:
+        """In words."""
+        if self.outcome is Outcome.BETTER:
+            return "promoted" if self.ended_at is not None else "better: waits to be promoted"
+        if self.outcome is not None:
+            return self.outcome
+        return "in shadow" if self.share <= 0.0 else f"drafts for {self.share:.0%} of groups"

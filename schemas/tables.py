@@ -433,8 +433,9 @@ class RolloutGroup(Base):
     group_index: Mapped[int]
     share: Mapped[float]
     is_candidate: Mapped[bool]
-    accepted: Mapped[int] = mapped_column(BigInteger)
+    tokens: Mapped[int] = mapped_column(BigInteger)
     cost: Mapped[float]
+    accepted: Mapped[int] = mapped_column(BigInteger)
     shadow_drafts: Mapped[int] = mapped_column(BigInteger)
     shadow_candidate: Mapped[int] = mapped_column(BigInteger)
     shadow_serving: Mapped[int] = mapped_column(BigInteger)

@@ -18,11 +18,16 @@ from specbatch.jobs.cli.options import ForJob, ForTag, ForTenant
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.learning.registry import find
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.policy.rollout import Ratio, accepted_in_shadow, accepted_per_cost
+from specbatch.pipeline.policy.ratios import Interval
+from specbatch.pipeline.policy.rollout import (
+    accepted_in_shadow,
+    accepted_share,
+    tokens_per_cost,
+)
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.fingerprint import shown
 from specbatch.schemas.registry import DeployScope
-from specbatch.schemas.rollouts import DEFAULT_STEPS, Observed, Outcome, Rollout, shares_of
+from specbatch.schemas.rollouts import DEFAULT_STEPS, Observed, shares_of
 
 DEFAULT_PERCENTS = ",".join(f"{100 * share:g}" for share in DEFAULT_STEPS)
 
@@ -79,8 +84,8 @@ def rollout(
 ) -> None:
     """Try a candidate draft model on a growing share of groups; promote it if it earns more.
 
-    Chance draws the groups. A candidate that earns less accepted tokens per unit of cost ends at
-    once; one that earns more drafts for all groups, and the next `specbatch learn`, local job or
+    Chance draws the groups. A candidate with fewer tokens per unit of cost, which is device time,
+    ends at once; one with more drafts for all groups, and the next `specbatch learn`, local job or
     `specbatch rollout settle` promotes it. Outputs do not change.
     """
     scope = DeployScope(tenant.strip(), job.strip(), tag.strip())
@@ -94,7 +99,7 @@ def rollout(
         elif action is Action.START:
             model = find(store, what or "")
             begun = store.begin_rollout(model.fingerprint, scope, shares, reason.strip())
-            say(f"rollout {begun.number}: {model.label} for {scope.words}, {_state(begun)}")
+            say(f"rollout {begun.number}: {model.label} for {scope.words}, {begun.state}")
         elif action is Action.STOP:
             ended = store.stop_rollout(scope, reason.strip())
             say(f"rollout {ended.number} is stopped: its candidate drafts no more")
@@ -145,7 +150,7 @@ def _check(
 def _settle(store: Store) -> None:
     settled = store.settle_rollouts()
     for one in settled:
-        say(f"rollout {one.number} for {one.scope.words}: {_state(one)}")
+        say(f"rollout {one.number} for {one.scope.words}: {one.state}")
     if not settled:
         say("no candidate waits to be promoted")
 
@@ -165,7 +170,7 @@ def _list(store: Store, history: bool, json: bool) -> None:
     for one in found:
         label = labels.get(one.fingerprint, shown(one.fingerprint))
         begun = moment(one.started_at)
-        table.add_row(str(one.number), label, one.scope.words, begun, _state(one))
+        table.add_row(str(one.number), label, one.scope.words, begun, one.state)
     show_whole(table)
 
 
@@ -184,50 +189,43 @@ def _show(store: Store, number: str, json: bool) -> None:
         return
     labels = _labels(store)
     candidate = labels.get(one.fingerprint, shown(one.fingerprint))
-    say(f"rollout {one.number}: {candidate} for {one.scope.words}, {_state(one)}")
+    say(f"rollout {one.number}: {candidate} for {one.scope.words}, {one.state}")
     say(f"  begun {moment(one.started_at)} by {one.started_by}: {one.reason}")
     if one.ended_at is not None:
         why = f": {one.end_reason}" if one.end_reason else ""
         say(f"  ended {moment(one.ended_at)} by {one.ended_by}{why}")
     drawn = sum(seen.is_candidate for seen in groups)
     say(f"  {len(groups):,} groups, {drawn:,} with the candidate")
-    say(f"  odds: {one.better:,.1f} to 1 that it is better, {one.worse:,.1f} to 1 that it is worse")
+    say(f"  bets: that it is better grown {one.better:,.1f}-fold, worse {one.worse:,.1f}-fold")
     for name, sides in _figures(groups).items():
         for side, ratio in sides.items():
             if not math.isnan(ratio.value):
                 say(f"  {name}, {side}: {_words(ratio)}")
 
 
-def _figures(groups: Sequence[Observed]) -> dict[str, dict[str, Ratio]]:
+def _figures(groups: Sequence[Observed]) -> dict[str, dict[str, Interval]]:
     sides = {"candidate": True, "present model": False}
+    figures = {
+        "tokens per unit of cost": tokens_per_cost,
+        "accepted share of tokens": accepted_share,
+        "accepted tokens of a shadow draft": accepted_in_shadow,
+    }
     return {
-        "accepted tokens per unit of cost": {
-            side: accepted_per_cost(groups, which) for side, which in sides.items()
-        },
-        "accepted tokens of a shadow draft": {
-            side: accepted_in_shadow(groups, which) for side, which in sides.items()
-        },
+        name: {side: figure(groups, which) for side, which in sides.items()}
+        for name, figure in figures.items()
     }
 
 
-def _words(ratio: Ratio) -> str:
+def _words(ratio: Interval) -> str:
     if math.isinf(ratio.low):
         return f"{ratio.value:,.3g} (one group)"
     return f"{ratio.value:,.4g} (95 %: {ratio.low:,.4g} to {ratio.high:,.4g})"
 
 
-def _as_json(ratio: Ratio) -> dict[str, float | None]:
+def _as_json(ratio: Interval) -> dict[str, float | None]:
     """JSON has no infinity."""
     return {name: value if math.isfinite(value) else None for name, value in asdict(ratio).items()}
 
 
 def _labels(store: Store) -> Mapping[str, str]:
     return {model.fingerprint: model.label for model in store.models()}
-
-
-def _state(one: Rollout) -> str:
-    if one.outcome is Outcome.BETTER:
-        return "promoted" if one.ended_at is not None else "better: waits to be promoted"
-    if one.outcome is not None:
-        return one.outcome
-    return "in shadow" if one.share <= 0.0 else f"drafts for {one.share:.0%} of groups"

@@ -55,11 +55,11 @@ def upgrade() -> None:
         sa.Column("group_index", sa.Integer(), nullable=False),
         sa.Column("share", sa.Double(), nullable=False),
         sa.Column("is_candidate", sa.Boolean(), nullable=False),
-        sa.Column("accepted", sa.BigInteger(), nullable=False),
+        sa.Column("tokens", sa.BigInteger(), nullable=False),
         sa.Column("cost", sa.Double(), nullable=False),
         *(
             sa.Column(name, sa.BigInteger(), nullable=False)
-            for name in ("shadow_drafts", "shadow_candidate", "shadow_serving")
+            for name in ("accepted", "shadow_drafts", "shadow_candidate", "shadow_serving")
         ),
         sa.PrimaryKeyConstraint("id", name="pk_rollout_groups"),
         sa.ForeignKeyConstraint(

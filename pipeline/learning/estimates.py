@@ -8,32 +8,16 @@ the verifier samples, a served draft draws with the verifier's noise and does a 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from specbatch.pipeline.policy.ratios import Interval, influence, interval, ratio
 from specbatch.schemas.training import DEPTH
 
 Floats = npt.NDArray[np.float64]
-_Z = 1.96  # of a 95 % interval
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A value with its 95 % interval. NaN without data."""
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
-
-    def as_json(self) -> dict[str, float]:
-        return {"value": self.value, "low": self.low, "high": self.high}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +32,7 @@ class Counts:
     @property
     def length(self) -> float:
         """Accepted draft tokens in a pass: what a checkpoint is chosen by."""
-        return _ratio(self.accepted, self.passes)
+        return ratio(_terms(self.accepted, self.passes))
 
 
 def counts_of(matches: Sequence[npt.NDArray[np.bool_]], prompts: Sequence[bytes]) -> Counts:
@@ -92,8 +76,7 @@ class Compared:
         return self.difference.low > 0
 
     def as_json(self) -> dict[str, dict[str, float]]:
-        names = ("parent", "candidate", "difference")
-        return {name: getattr(self, name).as_json() for name in names}
+        return asdict(self)
 
 
 def acceptance(parent: Counts, candidate: Counts) -> Compared:
@@ -108,28 +91,12 @@ def accepted_length(parent: Counts, candidate: Counts) -> Compared:
 
 def _compared(a: Floats, of_a: Floats, b: Floats, of_b: Floats) -> Compared:
     """Prompts are independent, the outputs of one are not. The difference is of pairs."""
-    first, second = _influence(a, of_a), _influence(b, of_b)
-    one, other = _ratio(a, of_a), _ratio(b, of_b)
-    return Compared(
-        _interval(one, first), _interval(other, second), _interval(other - one, second - first)
-    )
+    parent, candidate = _terms(a, of_a), _terms(b, of_b)
+    first, second = influence(parent), influence(candidate)
+    one, other = ratio(parent), ratio(candidate)
+    moved = [mine - its for mine, its in zip(second, first, strict=True)]
+    return Compared(interval(one, first), interval(other, second), interval(other - one, moved))
 
 
-def _ratio(part: Floats, whole: Floats) -> float:
-    return float(part.sum() / whole.sum()) if whole.sum() else math.nan
-
-
-def _influence(part: Floats, whole: Floats) -> Floats:
-    """How far each prompt moves the ratio of the sums."""
-    if not whole.sum():
-        return np.full(len(part), math.nan)
-    moved: Floats = (part - _ratio(part, whole) * whole) / whole.sum()
-    return moved
-
-
-def _interval(value: float, influence: Floats) -> Interval:
-    n = len(influence)
-    if n < 2:
-        return Interval(value, -math.inf, math.inf)
-    half = _Z * math.sqrt(float((influence**2).sum()) * n / (n - 1))
-    return Interval(value, value - half, value + half)
+def _terms(part: Floats, whole: Floats) -> list[tuple[float, float]]:
+    return list(zip(part.tolist(), whole.tolist(), strict=True))

@@ -549,7 +549,9 @@ class Store(Protocol):
         """Raises `UsageError` where there is none."""
 
     def settle_rollouts(self) -> list[Rollout]:
-        """Promote the candidates that turned out better. Returns the rollouts that ended so."""
+        """Promote the candidates that turned out better; one that has been retired meanwhile is
+        stopped. Retire those that turned out worse and draft for nobody. Returns the rollouts that
+        ended by it, promoted or STOPPED."""
 
     # --- drafting switched off by an operator -----------------------------------------------
     def switch_drafting_off(self, scope: SwitchScope, reason: str) -> tuple[DraftSwitch, bool]:

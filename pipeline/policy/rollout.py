@@ -1,4 +1,5 @@
-"""Whether a candidate draft model earns more than the one that drafts now.
+"""Whether a candidate draft model earns more than the one that drafts now: more tokens per unit of
+cost. Outputs are the same whoever drafts, so what they cost is all there is to compare.
 
 Chance decides for which groups the candidate drafts. If it makes no difference who drafts, a
 group's figures say nothing of which model it was, so bets on that win nothing in the long run. A
@@ -6,22 +7,24 @@ gambler begins with one unit and bets that the candidate's groups stand higher a
 far. If the candidate is no better, the capital reaches 1/p with a probability of p at most, however
 often one looks (Ville's inequality; G. Shafer, Testing by betting, JRSS A 184, 2021). A second
 gambler bets that they stand lower. Ranks are bet on, not figures, so one slow minute counts no more
-than one group, and shares may change on the way.
+than one group, and shares may change on the way. Shadow drafts are no bet: they do not say what a
+model costs, and one with worse drafts may still earn more.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from specbatch.pipeline.policy.ratios import Interval, interval_of
 from specbatch.schemas.rollouts import Observed, Outcome
 
 ERROR = 0.02  # probability of each wrong verdict on a model that is just as good
 STAKES = (0.1, 0.2, 0.4, 0.8)  # shares of the capital; the gambler spreads it over these
-SHADOW_GROUPS = 16  # in which both were compared before the candidate drafts for any
+SHADOW_GROUPS = 16  # in which both were compared before the candidate drafts for any …
+MOST_SHADOW_GROUPS = 64  # … or so many, where nothing can be compared
 CANARY_GROUPS = 4  # that it drafts for at each share, at least
 MOST_GROUPS = 2000  # of a rollout without a verdict; then the present model stays
 
@@ -42,20 +45,68 @@ class Gambler:
 
 
 @dataclass(slots=True)
-class Evidence:
-    """Two gamblers' capital on a rollout's groups so far."""
+class RolloutState:
+    """A rollout's way through its shares, group by group, until it is decided.
 
-    better: Gambler = field(default_factory=Gambler)
-    worse: Gambler = field(default_factory=Gambler)
-    _ranked: list[float] = field(default_factory=list)
+    It ends as soon as one gambler has 1/`ERROR`.
+    """
+
+    steps: Sequence[float]
+    step: int = 0  # of these, the one that counts now
+    outcome: Outcome | None = None  # None: it goes on
+    _better: Gambler = field(default_factory=Gambler)
+    _worse: Gambler = field(default_factory=Gambler)
+    _ranked: list[float] = field(default_factory=list)  # what groups earned
+    _groups: int = 0
+    _at_step: int = 0  # groups at this share …
+    _telling: int = 0  # … of which so many count for the next one
+
+    @property
+    def share(self) -> float:
+        return self.steps[self.step]
+
+    @property
+    def better(self) -> float:
+        """Capital of who bets that the candidate is better."""
+        return self._better.capital
+
+    @property
+    def worse(self) -> float:
+        return self._worse.capital
 
     def add(self, seen: Observed) -> None:
-        if seen.share <= 0.0:
-            self._bet(_sign(seen.shadow_candidate - seen.shadow_serving))
-        elif seen.share < 1.0:
-            chance = seen.share
-            drawn = (1.0 if seen.is_candidate else 0.0) - chance
-            self._bet(self._standing(seen.earned) * drawn / max(chance, 1.0 - chance))
+        """The next group, in the order in which they ended."""
+        if self.outcome is not None:
+            return
+        if seen.share > 0.0:
+            self._bet(seen)
+        self._groups += 1
+        if seen.share == self.share:
+            self._at_step += 1
+            self._telling += bool(seen.is_candidate if seen.share else seen.shadow_drafts)
+        if self.worse >= 1.0 / ERROR:
+            self.outcome = Outcome.WORSE
+        elif self.better >= 1.0 / ERROR:
+            self.outcome, self.step = Outcome.BETTER, len(self.steps) - 1
+        elif self._groups >= MOST_GROUPS:
+            self.outcome = Outcome.UNDECIDED
+        elif self._may_go_on:
+            self.step, self._at_step, self._telling = self.step + 1, 0, 0
+
+    @property
+    def _may_go_on(self) -> bool:
+        """To the next share, which is not all groups: that takes a verdict."""
+        if self.step + 2 >= len(self.steps):
+            return False
+        if self.share:
+            return self._telling >= CANARY_GROUPS
+        return self._telling >= SHADOW_GROUPS or self._at_step >= MOST_SHADOW_GROUPS
+
+    def _bet(self, seen: Observed) -> None:
+        drawn = (1.0 if seen.is_candidate else 0.0) - seen.share
+        won = self._standing(seen.earned) * drawn / max(seen.share, 1.0 - seen.share)
+        self._better.bet(won)
+        self._worse.bet(-won)
 
     def _standing(self, earned: float) -> float:
         """Of a group among those so far: 1 above all, -1 below all."""
@@ -66,79 +117,13 @@ class Evidence:
         insort(ranked, earned)
         return standing
 
-    def _bet(self, won: float) -> None:
-        self.better.bet(won)
-        self.worse.bet(-won)
 
-
-def _sign(number: int) -> float:
-    return float((number > 0) - (number < 0))
-
-
-@dataclass(slots=True)
-class Course:
-    """A rollout's way through its shares, group by group, until it is decided.
-
-    It ends as soon as one gambler has 1/`ERROR`. Shadow drafts can end it as worse, and never as
-    better: they say nothing of cost.
-    """
-
-    steps: Sequence[float]
-    step: int = 0  # of these, the one that counts now
-    outcome: Outcome | None = None  # None: it goes on
-    _canary: Evidence = field(default_factory=Evidence)
-    _shadow: Evidence = field(default_factory=Evidence)
-    _groups: int = 0
-    _at_step: int = 0  # groups that count for the next step
-
-    @property
-    def share(self) -> float:
-        return self.steps[self.step]
-
-    @property
-    def better(self) -> float:
-        """Capital of who bets that the candidate is better."""
-        return self._canary.better.capital
-
-    @property
-    def worse(self) -> float:
-        return max(self._canary.worse.capital, self._shadow.worse.capital)
-
-    def add(self, seen: Observed) -> None:
-        """The next group, in the order in which they ended."""
-        if self.outcome is not None:
-            return
-        (self._canary if seen.share else self._shadow).add(seen)
-        self._groups += 1
-        self._at_step += seen.share == self.share and bool(
-            seen.is_candidate if seen.share else seen.shadow_drafts
-        )
-        if self.worse >= 1.0 / ERROR:
-            self.outcome = Outcome.WORSE
-        elif self.better >= 1.0 / ERROR:
-            self.outcome, self.step = Outcome.BETTER, len(self.steps) - 1
-        elif self._groups >= MOST_GROUPS and self._is_last:
-            self.outcome = Outcome.UNDECIDED
-        elif not self._is_last and self._at_step >= self._needed:
-            self.step, self._at_step = self.step + 1, 0
-
-    @property
-    def _needed(self) -> int:
-        """Groups at this share before the next one."""
-        return CANARY_GROUPS if self.share else SHADOW_GROUPS
-
-    @property
-    def _is_last(self) -> bool:
-        """Of the shares below all."""
-        return self.step + 2 >= len(self.steps)
-
-
-def course_of(steps: Sequence[float], groups: Iterable[Observed]) -> Course:
+def state_of(steps: Sequence[float], groups: Iterable[Observed]) -> RolloutState:
     """Where a rollout stands after all its groups."""
-    course = Course(steps)
+    state = RolloutState(steps)
     for seen in groups:
-        course.add(seen)
-    return course
+        state.add(seen)
+    return state
 
 
 def is_drawn(rollout: int, job_id: str, group_index: int, share: float) -> bool:
@@ -148,42 +133,25 @@ def is_drawn(rollout: int, job_id: str, group_index: int, share: float) -> bool:
     return drawn < share * 2.0**64
 
 
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """Of two sums over groups, with its 95 % interval at one look; NaN without groups."""
-
-    value: float
-    low: float
-    high: float
-
-
-def accepted_per_cost(groups: Sequence[Observed], of_candidate: bool) -> Ratio:
+def tokens_per_cost(groups: Sequence[Observed], of_candidate: bool) -> Interval:
     """Over the groups in which chance chose who drafts."""
-    mine = [seen for seen in groups if seen.share > 0.0 and seen.is_candidate is of_candidate]
-    return _ratio([(float(seen.accepted), seen.cost) for seen in mine])
+    return interval_of([(seen.tokens, seen.cost) for seen in _drawn(groups, of_candidate)])
 
 
-def accepted_in_shadow(groups: Sequence[Observed], of_candidate: bool) -> Ratio:
+def accepted_share(groups: Sequence[Observed], of_candidate: bool) -> Interval:
+    """Of the tokens, those that were drafted and accepted; a figure that is shown, no more."""
+    return interval_of([(seen.accepted, seen.tokens) for seen in _drawn(groups, of_candidate)])
+
+
+def accepted_in_shadow(groups: Sequence[Observed], of_candidate: bool) -> Interval:
     """Accepted tokens of a shadow draft; both models drafted at the same places."""
-    return _ratio(
+    return interval_of(
         [
-            (
-                float(seen.shadow_candidate if of_candidate else seen.shadow_serving),
-                float(seen.shadow_drafts),
-            )
+            (seen.shadow_candidate if of_candidate else seen.shadow_serving, seen.shadow_drafts)
             for seen in groups
         ]
     )
 
 
-def _ratio(pairs: Sequence[tuple[float, float]]) -> Ratio:
-    """By how far each group moves the ratio (its influence)."""
-    whole = sum(of for _, of in pairs)
-    if not whole:
-        return Ratio(math.nan, math.nan, math.nan)
-    value, n = sum(part for part, _ in pairs) / whole, len(pairs)
-    if n < 2:
-        return Ratio(value, -math.inf, math.inf)
-    squares = sum(((part - value * of) / whole) ** 2 for part, of in pairs)
-    half = 1.96 * math.sqrt(squares * n / (n - 1))
-    return Ratio(value, value - half, value + half)
+def _drawn(groups: Sequence[Observed], of_candidate: bool) -> list[Observed]:
+    return [seen for seen in groups if seen.share > 0.0 and seen.is_candidate is of_candidate]

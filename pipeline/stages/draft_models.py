@@ -45,18 +45,23 @@ class Trial:
         return differs and tag not in self.routed
 
     def seen(self, done: Iterable[Done]) -> Observed | None:
-        """What the group's rows showed; None: it has none that the rollout concerns."""
+        """What the group's rows showed; None: it has none that the rollout concerns, or none that
+        took time here.
+
+        Cost is device time, not money: workers of one fleet may have different prices, or none.
+        """
         found = [(record, pair) for record, pair in done if self.concerns(record.tag)]
-        if not found:
-            return None
         mine = [record for record, _ in found]
-        usd = sum(record.cost_usd for record in mine)
+        ticks = sum(record.ticks.total for record in mine)
+        if not ticks:
+            return None
         pairs = sum((pair for _, pair in found), NO_SHADOW_PAIR)
         return Observed(
             share=self.rollout.share,
             is_candidate=self.drawn,
+            tokens=sum(len(record.token_ids) for record in mine),
+            cost=ticks / TICKS_PER_SEC,
             accepted=sum(record.accepted for record in mine),
-            cost=usd or sum(record.ticks.total for record in mine) / TICKS_PER_SEC,
             shadow_drafts=pairs.drafts,
             shadow_candidate=pairs.candidate,
             shadow_serving=pairs.serving,

@@ -31,8 +31,8 @@ def observe(groups: int, candidate: int, present: int) -> None:
             if rollout.outcome is not None:
                 break
             mine = index % 2 == 0
-            accepted = (candidate if mine else present) + index % 5
-            seen = Observed(rollout.share, mine, accepted, 2.0, 3, candidate, present)
+            tokens = (candidate if mine else present) + index % 5
+            seen = Observed(rollout.share, mine, tokens, 2.0, tokens // 2, 3, candidate, present)
             store.observe_rollout(rollout.number, "job", index, seen)
 
 
@@ -62,7 +62,7 @@ def test_a_candidate_is_tried_shown_and_promoted(cli: Any, tiny_pair: TinyPair) 
     assert found["deployments"][0]["reason"].startswith("rollout 1: better")
     ended = cli("rollout", "show", "1", "--json").json
     assert (ended["outcome"], ended["better"] >= 50) == ("better", True)
-    figures = ended["figures"]["accepted tokens per unit of cost"]
+    figures = ended["figures"]["tokens per unit of cost"]
     assert figures["candidate"]["low"] > figures["present model"]["high"]
 
 

@@ -16,7 +16,7 @@ from specbatch.schemas.rollouts import Observed, Outcome, Rollout
 
 ALL, NEWS = DeployScope(), DeployScope(tag="news")
 HALF = (0.5, 1.0)
-BAD, GOOD = 10, 1000  # accepted tokens of a group
+BAD, GOOD = 10, 1000  # tokens of a group
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def candidate(store: Store) -> str:
 
 
 def observe(store: Store, rollout: Rollout, groups: int, candidate: int, present: int) -> Rollout:
-    """Groups in turns: what the candidate's accept, and those of the present model."""
+    """Groups in turns: tokens of the candidate's, and of those of the present model."""
     for i in range(groups):
         mine = i % 2 == 0
         seen = Observed(rollout.share, mine, candidate if mine else present, 1.0)
@@ -48,7 +48,7 @@ def test_a_better_candidate_drafts_for_all_and_is_promoted(store: Store, candida
     assert (settled.outcome, settled.ended_at is not None) == (Outcome.BETTER, True)
     (present,) = store.deployments()
     assert (present.fingerprint, present.scope) == (candidate, ALL)
-    assert present.reason.startswith("rollout 1: better, with odds of")
+    assert present.reason.startswith("rollout 1: better, the bet on it has grown")
     assert store.rollouts() == []
     assert store.rollouts(history=True) == [settled]
     assert store.settle_rollouts() == []
@@ -83,7 +83,7 @@ def test_a_group_counts_once_however_often_it_is_told(store: Store, candidate: s
         together(*(partial(telling, i % 3, Observed(0.5, True, i % 3, 2.0)) for i in range(12)))
     )
     groups = store.rollout_groups(begun.number)
-    assert sorted(one.accepted for one in groups) == [0, 1, 2]
+    assert sorted(one.tokens for one in groups) == [0, 1, 2]
 
 
 def test_a_rollout_needs_a_model_to_compare_with_and_a_scope_of_its_own(
@@ -150,3 +150,30 @@ def test_a_candidate_that_was_worse_is_retired(store: Store, candidate: str) -> 
     observe(store, begun, 60, BAD, GOOD)
     assert store.settle_rollouts() == []
     assert [one.label for one in store.models() if one.retired_at is not None] == ["docs:2"]
+
+
+def test_what_the_promotion_of_another_candidate_stopped_is_not_promoted(
+    store: Store, candidate: str
+) -> None:
+    """The first one is for everything, so the second was compared with what drafts no more."""
+    store.add_model(NewModel("cc", "docs", "/models/cc"))
+    for fingerprint, scope in ((candidate, ALL), ("cc", NEWS)):
+        begun = store.begin_rollout(fingerprint, scope, HALF, "trained last night")
+        observe(store, begun, 60, GOOD, BAD)
+    (settled,) = store.settle_rollouts()
+    assert settled.fingerprint == candidate
+    assert [one.fingerprint for one in store.deployments()] == [candidate]
+    first, second = store.rollouts(history=True)
+    assert (first.outcome, second.outcome) == (Outcome.BETTER, Outcome.STOPPED)
+
+
+@pytest.mark.usefixtures("candidate")
+def test_many_settle_at_once(store: Store) -> None:
+    """Every local job does before it starts, so none may fail of what others have done."""
+    for i in range(6):
+        store.add_model(NewModel(f"w{i}", "docs", f"/models/w{i}"))
+        begun = store.begin_rollout(f"w{i}", NEWS, HALF, "trained last night")
+        observe(store, begun, 60, BAD, GOOD)
+    assert not any(successes(together(*(store.settle_rollouts for _ in range(6)))))
+    retired = [one.fingerprint for one in store.models() if one.retired_at is not None]
+    assert retired == [f"w{i}" for i in range(6)]

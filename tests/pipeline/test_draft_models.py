@@ -19,6 +19,7 @@ from specbatch.pipeline.stages.draft_models import (
 )
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.fingerprint import Fingerprint
+from specbatch.schemas.provenance import TICKS_PER_SEC, Ticks
 from specbatch.schemas.records import JobRow, Lease, Stage, Verification
 from specbatch.schemas.registry import Deployment, DeployScope, NewModel
 from specbatch.schemas.rollouts import Observed, Outcome
@@ -140,13 +141,34 @@ def test_a_group_counts_by_the_rows_that_the_rollout_concerns(
     rollout = store.begin_rollout("bb", NEWS, (0.5, 1.0), "trained")
     models = DraftModels(store)
     trials = models.of_group(job, SPEC, 0, BOTH).trials
-    news = replace(completion(0), tag="news", accepted=7, cost_usd=0.5)
-    other = replace(completion(1), tag=None, accepted=100, cost_usd=9.0)
+    ticks = Ticks(verify=TICKS_PER_SEC // 2)
+    news = replace(completion(0), tag="news", accepted=2, cost_usd=0.5, ticks=ticks)
+    other = replace(completion(1), tag=None, accepted=3, cost_usd=9.0)
     models.observe(lease(job, 0), trials, [(other, NO_SHADOW_PAIR)])
     assert store.rollout_groups(rollout.number) == []
     models.observe(lease(job, 1), trials, [(news, ShadowPair(2, 3, 4)), (other, NO_SHADOW_PAIR)])
     (seen,) = store.rollout_groups(rollout.number)
-    assert seen == Observed(0.5, trials[0].drawn, 7, 0.5, 2, 3, 4)
+    assert seen == Observed(0.5, trials[0].drawn, 3, 0.5, 2, 2, 3, 4)
+
+
+def test_cost_is_device_time_whether_a_worker_has_a_price_or_none(
+    store: MayBeAway, job: JobRow
+) -> None:
+    rollout = store.begin_rollout("bb", DeployScope(), (0.5, 1.0), "trained")
+    models = DraftModels(store)
+    for index, usd in enumerate((0.0, 2.0)):
+        trials = models.of_group(job, SPEC, index, BOTH).trials
+        record = replace(completion(0), cost_usd=usd, ticks=Ticks(verify=3 * TICKS_PER_SEC))
+        models.observe(lease(job, index), trials, [(record, NO_SHADOW_PAIR)])
+    assert [seen.cost for seen in store.rollout_groups(rollout.number)] == [3.0, 3.0]
+
+
+def test_a_group_that_took_no_time_says_nothing(store: MayBeAway, job: JobRow) -> None:
+    rollout = store.begin_rollout("bb", DeployScope(), (0.5, 1.0), "trained")
+    models = DraftModels(store)
+    trials = models.of_group(job, SPEC, 0, BOTH).trials
+    models.observe(lease(job, 0), trials, [(replace(completion(0), ticks=Ticks()), NO_SHADOW_PAIR)])
+    assert store.rollout_groups(rollout.number) == []
 
 
 def test_a_rollout_that_ends_counts_no_more_for_the_next_group(
@@ -159,7 +181,8 @@ def test_a_rollout_that_ends_counts_no_more_for_the_next_group(
         if not group.trials:
             break
         (trial,) = group.trials
-        record = replace(completion(0), accepted=1 if trial.drawn else 100, cost_usd=1.0)
+        ticks = Ticks(verify=TICKS_PER_SEC * (9 if trial.drawn else 1))
+        record = replace(completion(0), ticks=ticks)
         models.observe(lease(job, index), group.trials, [(record, NO_SHADOW_PAIR)])
     assert not models.of_group(job, spec, 999, BOTH).trials
     (ended,) = store.rollouts(history=True)

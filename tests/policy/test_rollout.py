@@ -9,10 +9,12 @@ import pytest
 
 from specbatch.pipeline.policy.rollout import (
     MOST_GROUPS,
+    MOST_SHADOW_GROUPS,
     SHADOW_GROUPS,
-    Course,
-    course_of,
+    RolloutState,
     is_drawn,
+    state_of,
+    tokens_per_cost,
 )
 from specbatch.schemas.rollouts import DEFAULT_STEPS, Observed, Outcome
 
@@ -24,16 +26,16 @@ def simulated(
 ) -> tuple[Outcome | None, list[Observed]]:
     """Groups of jobs that differ, until the verdict. The candidate earns `effect` times as much."""
     rng = random.Random(seed)
-    course, groups, job = Course(steps), list[Observed](), 1.0
-    while course.outcome is None and len(groups) < most:
+    state, groups, job = RolloutState(steps), list[Observed](), 1.0
+    while state.outcome is None and len(groups) < most:
         if len(groups) % 40 == 0:
             job = rng.lognormvariate(0.0, 0.3)
-        is_candidate = rng.random() < course.share
+        is_candidate = rng.random() < state.share
         earned = job * rng.lognormvariate(0.0, 0.25) * (effect if is_candidate else 1.0)
-        seen = Observed(course.share, is_candidate, round(10_000 * earned), 1.0, shadow_drafts=1)
+        seen = Observed(state.share, is_candidate, round(10_000 * earned), 1.0, shadow_drafts=1)
         groups.append(seen)
-        course.add(groups[-1])
-    return course.outcome, groups
+        state.add(groups[-1])
+    return state.outcome, groups
 
 
 @pytest.mark.parametrize("steps", [CANARY, (0.25, 1.0), (0.5, 1.0)])
@@ -64,39 +66,56 @@ def test_useless_drafts_are_stopped_while_few_groups_have_them() -> None:
     assert max(drafted) < 0.1
 
 
-def test_a_course_is_the_same_whenever_it_is_looked_at() -> None:
+def test_a_rollouts_state_is_the_same_whenever_it_is_looked_at() -> None:
     end, groups = simulated(3, 1.4, DEFAULT_STEPS)
-    course = course_of(DEFAULT_STEPS, groups)
-    assert (course.outcome, course.share) == (end, 1.0)
-    course.add(groups[0])  # a group that was on its way when the verdict fell
-    assert course.outcome is end
+    state = state_of(DEFAULT_STEPS, groups)
+    assert (state.outcome, state.share) == (end, 1.0)
+    state.add(groups[0])  # a group that was on its way when the verdict fell
+    assert state.outcome is end
 
 
 def test_no_group_is_drafted_for_before_some_were_watched_in_shadow() -> None:
-    watched = Observed(0.0, False, 100, 1.0, 10, 20, 20)
-    course = course_of(DEFAULT_STEPS, [watched] * (SHADOW_GROUPS - 1))
-    assert course.share == 0.0
-    course.add(watched)
-    assert (course.share, course.outcome) == (0.01, None)
+    watched = Observed(0.0, False, 100, 1.0, 50, 10, 20, 20)
+    state = state_of(DEFAULT_STEPS, [watched] * (SHADOW_GROUPS - 1))
+    assert state.share == 0.0
+    state.add(watched)
+    assert (state.share, state.outcome) == (0.01, None)
 
 
-def test_a_candidate_whose_shadow_drafts_are_worse_never_drafts() -> None:
-    course = course_of(DEFAULT_STEPS, [Observed(0.0, False, 100, 1.0, 10, 3, 20)] * SHADOW_GROUPS)
-    assert (course.share, course.outcome) == (0.0, Outcome.WORSE)
+@pytest.mark.parametrize(("candidate", "serving"), [(3, 20), (20, 3)])
+def test_shadow_drafts_end_nothing_as_they_do_not_say_what_a_model_costs(
+    candidate: int, serving: int
+) -> None:
+    watched = Observed(0.0, False, 100, 1.0, 50, 10, candidate, serving)
+    state = state_of((0.0, 0.5, 1.0), [watched] * 400)
+    assert (state.share, state.outcome, state.better, state.worse) == (0.5, None, 1.0, 1.0)
 
 
-def test_better_shadow_drafts_alone_are_no_reason_to_promote() -> None:
-    course = course_of((0.0, 0.5, 1.0), [Observed(0.0, False, 100, 1.0, 10, 20, 3)] * 400)
-    assert (course.share, course.outcome) == (0.5, None)
+def test_a_rollout_goes_on_where_nothing_can_be_compared() -> None:
+    without = Observed(0.0, False, 100, 1.0)
+    state = state_of((0.0, 0.5, 1.0), [without] * (MOST_SHADOW_GROUPS - 1))
+    assert state.share == 0.0
+    state.add(without)
+    assert (state.share, state.outcome) == (0.5, None)
 
 
-def test_groups_in_which_nothing_was_compared_do_not_count() -> None:
-    course = course_of((0.0, 0.5, 1.0), [Observed(0.0, False, 100, 1.0)] * 400)
-    assert (course.share, course.outcome) == (0.0, None)
+def test_no_share_lasts_for_ever() -> None:
+    never_drawn = [Observed(0.01, False, 100, 1.0)] * MOST_GROUPS
+    assert state_of(CANARY, never_drawn).outcome is Outcome.UNDECIDED
 
 
-def test_groups_without_a_price_are_ranked_by_what_was_accepted() -> None:
-    assert [Observed(0.5, True, n, 0.0).earned for n in (0, 7)] == [0.0, 7.0]
+def test_a_candidate_with_more_accepted_tokens_that_costs_more_is_worse() -> None:
+    """Accepted tokens per cost would have it the other way round."""
+    rng, state = random.Random(5), RolloutState((0.5, 1.0))
+    groups = []
+    for _ in range(400):
+        mine = rng.random() < 0.5
+        noise = rng.lognormvariate(0.0, 0.1)
+        groups.append(Observed(0.5, mine, 100, (1.3 if mine else 1.0) * noise, 80 if mine else 45))
+        state.add(groups[-1])
+    assert state.outcome is Outcome.WORSE
+    dear, present = (tokens_per_cost(groups, of_candidate) for of_candidate in (True, False))
+    assert dear.high < present.low
 
 
 def test_chance_draws_the_share_of_groups_and_the_same_ones_again() -> None:

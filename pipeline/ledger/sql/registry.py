@@ -203,16 +203,21 @@ def _stop_stale_rollouts(conn: Connection, now: Now, reason: str) -> None:
 
 def retire_the_worse(conn: Connection, now: Now) -> None:
     """Candidates that were found worse, and draft for nobody."""
-    serving = {one.fingerprint for one in deployments(conn)}
-    query = (
-        select(RolloutTable.fingerprint)
-        .distinct()
-        .join(ModelTable, ModelTable.fingerprint == RolloutTable.fingerprint)
-        .where(RolloutTable.outcome == Outcome.WORSE.value, ModelTable.retired_at.is_(None))
+    worse = select(RolloutTable.fingerprint).where(RolloutTable.outcome == Outcome.WORSE.value)
+    tried = select(RolloutTable.fingerprint).where(RolloutTable.ended_at.is_(None))
+    serving = select(DeploymentTable.fingerprint).where(DeploymentTable.ended_at.is_(None))
+    waiting = [ModelTable.retired_at.is_(None), ModelTable.fingerprint.in_(worse)]
+    which = select(ModelTable.fingerprint).where(*waiting).order_by(ModelTable.fingerprint)
+    if conn.execute(which).first() is None:  # a role that may not retire has nothing to do here
+        return
+    # Whoever promotes one of them meanwhile is waited for, and seen by the next statement.
+    conn.execute(which.with_for_update()).all()
+    retiring = update(ModelTable).where(
+        *waiting,
+        ModelTable.fingerprint.not_in(serving),
+        ModelTable.fingerprint.not_in(tried),
     )
-    for fingerprint in conn.execute(query).scalars().all():
-        if fingerprint not in serving and not _is_tried(conn, fingerprint):
-            retire(conn, now, fingerprint)
+    conn.execute(retiring.values(retired_at=now, retired_by=audit_log.actor_of(conn)))
 
 
 def _is_tried(conn: Connection, fingerprint: str) -> bool:

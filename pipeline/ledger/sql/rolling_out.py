@@ -15,7 +15,7 @@ from sqlalchemy.sql import Select
 
 from specbatch.pipeline.ledger.sql import audit_log, registry
 from specbatch.pipeline.ledger.sql.transactions import Now, upsert
-from specbatch.pipeline.policy.rollout import course_of
+from specbatch.pipeline.policy.rollout import state_of
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.masking import masked
 from specbatch.schemas.registry import DeployScope
@@ -93,11 +93,11 @@ def observe(
     adding = adding.on_conflict_do_nothing().returning(RolloutGroup.id)
     if conn.execute(adding).first() is None:
         return _rollout(row)
-    course = course_of(row.steps, groups(conn, number))
-    values: dict[str, Any] = {"step": course.step, "better": course.better, "worse": course.worse}
-    if course.outcome is not None:
-        values["outcome"] = course.outcome.value
-        if course.outcome is not Outcome.BETTER:  # a better one drafts on until it is promoted
+    state = state_of(row.steps, groups(conn, number))
+    values: dict[str, Any] = {"step": state.step, "better": state.better, "worse": state.worse}
+    if state.outcome is not None:
+        values["outcome"] = state.outcome.value
+        if state.outcome is not Outcome.BETTER:  # a better one drafts on until it is promoted
             values |= {"ended_at": now, "ended_by": audit_log.actor_of(conn)}
     return _changed(conn, Table.id == number, values)
 
@@ -114,13 +114,15 @@ def settle(conn: Connection, now: Now) -> list[Rollout]:
     """Promote the candidates that are better; those that could not be are stopped. Those that were
     worse are retired, so that their name does not lead to them."""
     registry.retire_the_worse(conn, now)
-    query = select(*Table.__table__.c).where(
-        Table.ended_at.is_(None), Table.outcome == Outcome.BETTER.value
-    )
+    waiting = [Table.ended_at.is_(None), Table.outcome == Outcome.BETTER.value]
+    numbers = conn.execute(select(Table.id).where(*waiting).order_by(Table.id)).scalars().all()
     settled = []
-    for row in conn.execute(query.with_for_update().order_by(Table.id)).all():
+    for number in numbers:
+        row = conn.execute(_of(number).where(*waiting).with_for_update()).first()
+        if row is None:  # somebody has ended it, or the promotion before this one did
+            continue
         scope = _scope(row)
-        reason = f"rollout {row.id}: better, with odds of {row.better:,.0f} to 1"
+        reason = f"rollout {row.id}: better, the bet on it has grown {row.better:,.0f}-fold"
         try:
             registry.locked(conn, row.fingerprint)
         except UsageError as error:  # nothing is written yet
