@@ -7,6 +7,7 @@ from dataclasses import dataclass
 RECORD = "training.json"  # in the trained model's folder, written last
 DEPTH = 4  # of the drafts that estimates of acceptance are made for
 MOST_TOKENS = 20_000_000  # of completions, that a data set holds
+LEAST_EPOCHS = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +20,7 @@ class DataOrder:
     until: float | None = None
     held_out: float = 0.2  # share of the prompts that nothing is learned from
     most_tokens: int = MOST_TOKENS
+    verifier: str | None = None  # fingerprint of what wrote them; None: that of the newest job
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,6 @@ class Parameters:
     steps: int | None = None  # in place of epochs
     learning_rate: float | None = None
     batch_tokens: int = 4096  # of one step, padding included
-    refused_weight: float = 1.0  # of a position where a draft was refused; others weigh 1
     distill: float = 0.5  # share of the recorded probabilities in the target, the rest is the token
     seed: int = 0
     device: str = "cpu"

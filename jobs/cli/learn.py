@@ -1,4 +1,4 @@
-"""`specbatch learn`: what last night teaches: train, try, and roll out what is better."""
+"""`specbatch learn`: trains, tries and rolls out a draft model."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from specbatch.jobs.cli.rollout import DEFAULT_PERCENTS, shares_in
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.schemas.extras import require_engine_extra
 from specbatch.schemas.spec import model_ref
-from specbatch.schemas.training import DataOrder, Parameters
+from specbatch.schemas.training import LEAST_EPOCHS, DataOrder, Parameters
 
 _INTERRUPTED = "interrupted: the same command resumes"
-_DEFAULT = Parameters()
+_DATA, _DEFAULT = DataOrder(), Parameters()
 
 
 def learn(
@@ -33,7 +33,7 @@ def learn(
     ] = Path("models"),
     tenant: Annotated[
         str, typer.Option("--tenant", help="whose jobs to learn from, and to draft for")
-    ] = "default",
+    ] = _DATA.tenant,
     job: Annotated[
         str,
         typer.Option("--job", help="only jobs of this name", show_default=False),
@@ -51,9 +51,9 @@ def learn(
     held_out: Annotated[
         float,
         typer.Option("--held-out", help="share of the prompts to judge by", min=0.001, max=0.9),
-    ] = DataOrder().held_out,
+    ] = _DATA.held_out,
     epochs: Annotated[
-        float, typer.Option("--epochs", help="times to go through the data", min=0.01)
+        float, typer.Option("--epochs", help="times to go through the data", min=LEAST_EPOCHS)
     ] = _DEFAULT.epochs,
     device: Annotated[
         str | None,
@@ -70,10 +70,10 @@ def learn(
     """
     require_engine_extra()
     settings = load_settings()
-    from specbatch.pipeline.learning.nightly import Lesson, learn
+    from specbatch.pipeline.learning.nightly import LearnOrder, learn
     from specbatch.pipeline.learning.wiring import stop_signals
 
-    lesson = Lesson(
+    order = LearnOrder(
         *(name, model_ref(verifier, Path.cwd()), folder, tenant, job, shares_in(steps)),
         held_out=held_out,
         parameters=Parameters(epochs=epochs, device=device or settings.device),
@@ -84,8 +84,8 @@ def learn(
         if_interrupted(_INTERRUPTED),
         stop_signals() as stopped,
     ):
-        learned = learn(settings, store, lesson, tonight, stopped.is_set)
+        learned = learn(settings, store, order, tonight, stopped.is_set)
     if json:
         say_json(asdict(learned))
     else:
-        say(learned.said)
+        say(learned.summary)

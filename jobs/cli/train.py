@@ -23,7 +23,7 @@ from specbatch.jobs.cli.logs import moment_of
 from specbatch.jobs.cli.options import Json
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.schemas.extras import require_engine_extra
-from specbatch.schemas.training import MOST_TOKENS, DataOrder, Parameters
+from specbatch.schemas.training import LEAST_EPOCHS, MOST_TOKENS, DataOrder, Parameters
 
 
 class Export(StrEnum):
@@ -98,7 +98,10 @@ def train(
     epochs: Annotated[
         float,
         typer.Option(
-            "--epochs", help="times to go through the data", min=0.01, rich_help_panel=_TRAINING
+            "--epochs",
+            help="times to go through the data",
+            min=LEAST_EPOCHS,
+            rich_help_panel=_TRAINING,
         ),
     ] = _DEFAULT.epochs,
     steps: Annotated[
@@ -130,15 +133,6 @@ def train(
             rich_help_panel=_TRAINING,
         ),
     ] = _DEFAULT.batch_tokens,
-    refused_weight: Annotated[
-        float,
-        typer.Option(
-            "--refused-weight",
-            help="weight of a position where a draft was refused; others weigh 1",
-            min=0.0,
-            rich_help_panel=_TRAINING,
-        ),
-    ] = _DEFAULT.refused_weight,
     distill: Annotated[
         float,
         typer.Option(
@@ -176,9 +170,9 @@ def train(
     often.
 
     It learns from outputs of one tenant whose texts are kept whole, and keeps the checkpoint with
-    the best held-out acceptance. The exit code is 0 if the model is better than its parent beyond
-    the 95 % interval, 3 if not. After Ctrl-C, SIGTERM or a crash the same command resumes to the
-    same weights.
+    the best held-out accepted length. The exit code is 0 if the model is better than its parent
+    beyond the 95 % interval, 3 if not. After Ctrl-C, SIGTERM or a crash the same command resumes to
+    the same weights.
     """
     require_engine_extra()
     settings = load_settings()
@@ -195,7 +189,6 @@ def train(
         steps=steps,
         learning_rate=learning_rate,
         batch_tokens=batch_tokens,
-        refused_weight=refused_weight,
         distill=distill,
         seed=seed,
         device=device or settings.device,
@@ -203,6 +196,7 @@ def train(
     from transformers.utils import logging
 
     from specbatch.pipeline.learning import wiring
+    from specbatch.pipeline.learning.training import Watcher
 
     logging.disable_progress_bar()  # another library's bars beside ours
     with (
@@ -211,15 +205,9 @@ def train(
         progress_bar("reading completions") as update,
         wiring.stop_signals() as stopped,
     ):
-
-        def on_read(done: int, total: int) -> None:
-            update(completed=done, total=total)
-            if stopped.is_set():
-                raise KeyboardInterrupt
-
-        watcher = wiring.Watcher(
+        watcher = Watcher(
             remark,
-            on_read,
+            lambda done, total: update(completed=done, total=total),
             lambda done, total: update(description="training", completed=done, total=total),
             stopped.is_set,
         )

@@ -60,7 +60,7 @@ def carry_out(settings: Settings, store: Store, attempt: Attempt) -> ScheduleRun
     run = attempt.run
     words = f"schedule {run.schedule}, {utc(run.logical_at)}"
     try:
-        with _saying(store, run):
+        with _kept_alive(store, run):
             ended = _ended(settings, store, attempt)
     except KeyboardInterrupt:
         store.hold_schedule_run(replace(run, state=RunState.QUEUED))
@@ -71,7 +71,9 @@ def carry_out(settings: Settings, store: Store, attempt: Attempt) -> ScheduleRun
         *(words, ended.state, ended.reason),
     )
     if ended.state is not RunState.RUNNING:
-        _tell(settings, attempt, ended)  # first: one that dies in between is told twice, not never
+        _notify(
+            settings, attempt, ended
+        )  # first: one that dies in between is told twice, not never
     store.hold_schedule_run(ended)
     return ended
 
@@ -84,7 +86,7 @@ def _ended(settings: Settings, store: Store, attempt: Attempt) -> ScheduleRun:
     kind = KINDS[attempt.kind]
     try:
         options = kind.options.model_validate(attempt.options)
-        said: Outcome = kind.run(options, settings, store, run.logical_at)
+        found: Outcome = kind.run(options, settings, store, run.logical_at)
     except UsageError as error:
         return replace(run, state=RunState.FAILED, reason=str(error))
     except SpecbatchError as error:
@@ -92,8 +94,8 @@ def _ended(settings: Settings, store: Store, attempt: Attempt) -> ScheduleRun:
     except Exception as error:  # a bug in one kind must not stop the others
         log.exception("schedule %s", run.schedule)
         return _failed_for_now(run, f"{type(error).__name__}: {first_line(error)}")
-    state = RunState.DONE if said.is_well else RunState.FAILED
-    return replace(run, state=state, reason=said.said, found=said.found)
+    state = RunState.DONE if found.is_well else RunState.FAILED
+    return replace(run, state=state, reason=found.summary, found=found.found)
 
 
 def _failed_for_now(run: ScheduleRun, why: str) -> ScheduleRun:
@@ -103,11 +105,11 @@ def _failed_for_now(run: ScheduleRun, why: str) -> ScheduleRun:
 
 
 @contextmanager
-def _saying(store: Store, run: ScheduleRun) -> Iterator[None]:
+def _kept_alive(store: Store, run: ScheduleRun) -> Iterator[None]:
     """Says that the attempt lives. It is interrupted once it is not its process's any more."""
     over = threading.Event()
 
-    def say() -> None:
+    def renew() -> None:
         while not over.wait(SAID_SEC):
             try:
                 if not store.hold_schedule_run(run):
@@ -117,7 +119,7 @@ def _saying(store: Store, run: ScheduleRun) -> Iterator[None]:
             except StoreError as error:  # it may be back before the lease is over
                 log.warning("schedule %s: %s", run.schedule, error)
 
-    thread = threading.Thread(target=say, name="saying", daemon=True)
+    thread = threading.Thread(target=renew, name="keep-alive", daemon=True)
     thread.start()
     try:
         yield
@@ -126,13 +128,13 @@ def _saying(store: Store, run: ScheduleRun) -> Iterator[None]:
         thread.join()
 
 
-def _tell(settings: Settings, attempt: Attempt, ended: ScheduleRun) -> None:
+def _notify(settings: Settings, attempt: Attempt, ended: ScheduleRun) -> None:
     """Tell the targets once each. One that does not answer is logged: the row says it, too."""
     if not attempt.notify:
         return
     event = Event.DONE if ended.state is RunState.DONE else Event.FAILED
     now = datetime.now(UTC)
-    said = {
+    payload = {
         "id": f"{ended.schedule}-{utc(ended.logical_at)}",
         "type": f"schedule.{event.value}",
         "at": now.isoformat(timespec="milliseconds"),
@@ -152,6 +154,6 @@ def _tell(settings: Settings, attempt: Attempt, ended: ScheduleRun) -> None:
             log.warning("schedule %s: there is no target %s to tell", ended.schedule, name)
         elif event in target.events:
             try:
-                send(target, said, now.timestamp())
+                send(target, payload, now.timestamp())
             except ObjectError as error:
                 log.warning("schedule %s: %s was not told: %s", ended.schedule, name, error)

@@ -22,9 +22,11 @@ from specbatch.schemas.figures import SLOW_FALLS, SPEND
 from specbatch.schemas.rollouts import DEFAULT_STEPS, shares_of
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import model_ref
+from specbatch.schemas.training import LEAST_EPOCHS, DataOrder, Parameters
 
 log = logging.getLogger(__name__)
 
+_DATA = DataOrder()
 MOST_NAMED = 5  # in a sentence
 JOB = "job"  # the kind that is submitted, and done by workers
 
@@ -32,7 +34,7 @@ JOB = "job"  # the kind that is submitted, and done by workers
 class Outcome(NamedTuple):
     """What a run found, in one sentence without texts of jobs."""
 
-    said: str
+    summary: str
     is_well: bool = True  # False: the time counts as failed, and is not tried again
     found: Mapping[str, Any] | None = None  # figures for metrics, if it is well
 
@@ -74,10 +76,10 @@ def drift(_options: Options, _settings: Settings, store: Store, _logical_at: flo
     names = sorted(
         {f"{name or 'jobs without a name'} ({by})" for (name, by), of in falls.items() if of}
     )
-    said = f"of {len(falls):,} acceptances {len(names):,} fall slowly"
-    said += f": {', '.join(names[:MOST_NAMED])}" if names else ""
+    summary = f"of {len(falls):,} acceptances {len(names):,} fall slowly"
+    summary += f": {', '.join(names[:MOST_NAMED])}" if names else ""
     return Outcome(
-        said, found={SLOW_FALLS: [[*key, of] for key, of in sorted(falls.items(), key=str)]}
+        summary, found={SLOW_FALLS: [[*key, of] for key, of in sorted(falls.items(), key=str)]}
     )
 
 
@@ -103,16 +105,18 @@ class LearnOptions(Options):
     model: str = Field(description="the draft model's name in the registry")
     verifier: str = Field(description="the model whose drafts it writes: folder or hub id")
     folder: str = Field(default="models", description="where trained models go, a folder each")
-    tenant: str = Field(default="default", description="whose jobs, and for whom it drafts")
+    tenant: str = Field(default=_DATA.tenant, description="whose jobs, and for whom it drafts")
     job: str = Field(default="", description="only jobs of this name")
     steps: tuple[float, ...] = Field(
         default=tuple(100.0 * share for share in DEFAULT_STEPS),
         description="of the rollout: percent of groups, rising to 100",
     )
     held_out: float = Field(
-        default=0.2, ge=0.001, le=0.9, description="share of the prompts to judge by"
+        default=_DATA.held_out, ge=0.001, le=0.9, description="share of the prompts to judge by"
     )
-    epochs: float = Field(default=4.0, gt=0, description="times to go through the data")
+    epochs: float = Field(
+        default=Parameters().epochs, ge=LEAST_EPOCHS, description="times to go through the data"
+    )
 
     def beside(self, folder: Path) -> Self:
         paths = {
@@ -131,12 +135,11 @@ class LearnOptions(Options):
 def learn(options: LearnOptions, settings: Settings, store: Store, logical_at: float) -> Outcome:
     """Train, try, and roll out what is better. The scheduler's machine needs the engine extra."""
     require_engine_extra()
-    from specbatch.pipeline.learning.nightly import Lesson
+    from specbatch.pipeline.learning.nightly import LearnOrder
     from specbatch.pipeline.learning.nightly import learn as learn_from
     from specbatch.pipeline.learning.wiring import stop_signals
-    from specbatch.schemas.training import Parameters
 
-    lesson = Lesson(
+    order = LearnOrder(
         name=options.model,
         verifier=options.verifier,
         folder=Path(options.folder),
@@ -148,7 +151,7 @@ def learn(options: LearnOptions, settings: Settings, store: Store, logical_at: f
     )
     night = datetime.fromtimestamp(logical_at, UTC).strftime("%Y-%m-%d-%H%M")
     with stop_signals() as stopped:  # a step ends, and a checkpoint is written
-        return Outcome(learn_from(settings, store, lesson, night, stopped.is_set).said)
+        return Outcome(learn_from(settings, store, order, night, stopped.is_set).summary)
 
 
 class MismatchOptions(Options):

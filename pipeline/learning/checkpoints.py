@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import orjson
 import torch
 from torch import Tensor
 
+from specbatch.pipeline.storage.objects import sync_folder
 from specbatch.schemas.errors import OutputError
 from specbatch.schemas.training import RECORD
 
@@ -85,18 +86,12 @@ def check_same(out: Path, known: Mapping[str, Any], about: Mapping[str, Any]) ->
 
 
 def save(out: Path, checkpoint: Checkpoint) -> None:
-    """Write beside, sync, rename. Raises `OutputError`."""
+    """Raises `OutputError`."""
     fields = {name: getattr(checkpoint, name) for name in Checkpoint.__slots__}
     fields |= {"about": dict(checkpoint.about), "progress": asdict(checkpoint.progress)}
-    beside = out / f".{FILE}.part"
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with beside.open("wb") as file:
-            torch.save(fields, file)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(out / FILE)
-        sync_folder(out)
+        replace_file(out / FILE, lambda file: torch.save(fields, file))
     except OSError as error:
         raise OutputError(f"no checkpoint can be written to {out}: {error.strerror}") from None
 
@@ -113,10 +108,12 @@ def load(out: Path, device: str = "cpu") -> Checkpoint:
         ) from None
 
 
-def sync_folder(folder: Path) -> None:
-    """So that a rename in it outlives a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write beside, sync, rename: after a crash there is the old file or the new one, whole."""
+    beside = path.with_name(f".{path.name}.part")
+    with beside.open("wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+    sync_folder(path.parent)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -24,7 +24,7 @@ from specbatch.pipeline.storage.prompts import PromptFinder, in_order
 from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.fingerprint import shown
-from specbatch.schemas.records import CompletionRecord, JobRow, Origin
+from specbatch.schemas.records import CompletionRecord, JobRow
 from specbatch.schemas.speculation import VOCABULARY
 from specbatch.schemas.training import DataOrder
 
@@ -42,6 +42,7 @@ OTHER_MODEL = "were decided by another verifier"
 FOREIGN = "have tokens that the proposer lacks"
 TOO_LONG = "have a prompt that fills the proposer's context"
 REPEATED = "repeat another one"
+TOO_MANY = "are more than the most tokens"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +53,6 @@ class Example:
     prompt_digest: bytes
     ids: Ints  # [prompt + completion]
     prompt_tokens: int
-    refused: Ints  # positions of the completion where a draft was refused
     top_ids: Ints | None = None  # [completion, n], where the most likely tokens are kept
     top_logprobs: Floats | None = None  # [completion, n]
 
@@ -81,7 +81,7 @@ class DataSet:
             found.update(len(part).to_bytes(8))
             for one in part:
                 found.update(one.digest)
-                for array in (one.refused, one.top_ids, one.top_logprobs):
+                for array in (one.top_ids, one.top_logprobs):
                     found.update(b"" if array is None else array.tobytes())
         return found.hexdigest()
 
@@ -115,17 +115,23 @@ class DataSets:
     retention_days: dict[str, float]
 
     def make(
-        self, order: DataOrder, wanted: Wanted, to: str, on_progress: OnProgress = lambda *_: None
+        self,
+        order: DataOrder,
+        wanted: Wanted,
+        to: str,
+        on_progress: OnProgress = lambda *_: None,
+        what: str = "training",
     ) -> DataSet:
-        """`to`: where the model goes, for the jobs' audit logs. `on_progress` gets how many
-        completions were read, and of how many.
+        """`what` the data are for and `to` where they go, for the jobs' audit logs. `on_progress`
+        gets how many completions were read, and of how many.
 
         Raises `UsageError` if no job fits, or one that was named cannot be used.
         """
         jobs, skipped = self._jobs(order, wanted)
         left_out: Counter[str] = Counter()
         found: dict[bytes, Example] = {}
-        total = sum(self.store.progress(job.job_id).completions for job in jobs)
+        counts = {job.job_id: self.store.progress(job.job_id).completions for job in jobs}
+        total = sum(counts.values())
         tokens = read = 0
         used: list[JobRow] = []
         for job in reversed(jobs):  # the newest first, as far as there is room
@@ -133,9 +139,10 @@ class DataSets:
                 skipped.append(Skipped(job, f"is older than {order.most_tokens:,} newer tokens"))
                 continue
             used.insert(0, job)
-            said = {"what": "training", "to": to}
-            self.store.note_action(job.job_id, EntryKind.EXPORTED, said)
+            self.store.note_action(job.job_id, EntryKind.EXPORTED, {"what": what, "to": to})
+            unread = counts[job.job_id]
             for example in self._examples(job, jobs[-1], wanted, left_out):
+                unread -= 1
                 read += 1
                 on_progress(read, total)
                 if example is None:
@@ -143,7 +150,11 @@ class DataSets:
                 known = found.get(example.digest)
                 left_out[REPEATED] += known is not None
                 tokens += 0 if known else example.completion_tokens
-                found[example.digest] = example if known is None else _merged(known, example)
+                if known is None or known.top_ids is None:
+                    found[example.digest] = example
+                if tokens >= order.most_tokens:
+                    left_out[TOO_MANY] += max(unread, 0)
+                    break
         examples = sorted(found.values(), key=lambda one: one.digest)
         train, choosing, judging = _split(examples, order.held_out)
         return DataSet(
@@ -169,7 +180,7 @@ class DataSets:
                 taken.append(job)
             else:
                 skipped.append(Skipped(job, reason))
-        verifier = taken[-1].model_fingerprint if taken else None
+        verifier = order.verifier or (taken[-1].model_fingerprint if taken else None)
         others = [job for job in taken if job.model_fingerprint != verifier]
         skipped += [Skipped(job, f"has another verifier ({_known(job)})") for job in others]
         taken = [job for job in taken if job not in others]
@@ -264,14 +275,12 @@ def _example(prompt: Sequence[int], record: CompletionRecord, wanted: Wanted) ->
     ids = np.array([*prompt, *record.token_ids[:room]], dtype=np.int32)
     prompt_digest = hashlib.sha256(ids[: len(prompt)].tobytes()).digest()
     whole = hashlib.sha256(prompt_digest + ids[len(prompt) :].tobytes()).digest()
-    origins = np.array(record.origins[:room], dtype=np.int32)
     top_ids, top_logprobs = _tops(record, len(ids) - len(prompt))
     return Example(
         digest=whole,
         prompt_digest=prompt_digest,
         ids=ids,
         prompt_tokens=len(prompt),
-        refused=np.flatnonzero(origins == Origin.CORRECTED).astype(np.int32),
         top_ids=top_ids,
         top_logprobs=top_logprobs,
     )
@@ -283,17 +292,6 @@ def _tops(record: CompletionRecord, tokens: int) -> tuple[Ints | None, Floats | 
         return None, None
     ids = np.array([ids for ids, _ in tops], dtype=np.int32)
     return ids, np.array([values for _, values in tops], dtype=np.float32)
-
-
-def _merged(one: Example, other: Example) -> Example:
-    """The same output of another run: where either run's drafts were refused."""
-    tops = one if one.top_ids is not None else other
-    return replace(
-        one,
-        refused=np.union1d(one.refused, other.refused).astype(np.int32),
-        top_ids=tops.top_ids,
-        top_logprobs=tops.top_logprobs,
-    )
 
 
 Part = tuple[Example, ...]

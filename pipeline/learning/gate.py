@@ -1,8 +1,8 @@
 """Tries a draft model with a verifier before it serves: do they fit, and can its drafts pay?
 
-The prompts are recent ones of the store that no training has learned from. Each size of batch and
-depth is run in turns with depth 0, so that what the machine does meanwhile falls on both alike.
-Fixed depths are tried, as the depth policy would hide a bad draft model by not asking it.
+The prompts are recent ones of the store, held out of trainings where there are such. Each size of
+batch and depth is run in turns with depth 0, so that what the machine does meanwhile falls on both
+alike. Fixed depths are tried, as the depth policy would hide a bad draft model by not asking it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from specbatch.pipeline.engines.contract import Completion, ModelFolder, Request
 from specbatch.pipeline.engines.exact.host import EngineHost
@@ -24,7 +24,7 @@ from specbatch.pipeline.engines.models.model_folder import (
 from specbatch.pipeline.learning.datasets import DataSets, Example, Wanted
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.storage.objects import ASKED_RETRY_SEC, Objects
-from specbatch.schemas.errors import ModelError
+from specbatch.schemas.errors import ModelError, UsageError
 from specbatch.schemas.records import SamplingParams
 from specbatch.schemas.registry import PairTrial
 from specbatch.schemas.settings import Settings
@@ -35,7 +35,8 @@ DEPTHS = (2, 4)
 TURNS = 3
 TOKENS = 48  # of each completion
 MOST_PROMPTS = 64  # of one turn
-LEAST_PROMPTS = 4
+PROMPTS_ALONE = 4  # of one turn of one sequence at a time
+MOST_READ = 500_000  # tokens of completions, to find them
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ def try_pair(
         check_pair(pair.verifier, pair.proposer)
     except ModelError as error:
         return store.add_pair_trial(_verdict(pair, "", False, str(error), []))
-    prompts = _prompts(settings, store, pair.verifier, order)
+    prompts, are_held_out = _prompts(settings, store, pair.verifier, order)
     sizes = sorted({1, settings.max_concurrent_sequences})
     host = EngineHost(
         pair.verifier,
@@ -92,6 +93,8 @@ def try_pair(
         measured = list(_measured(_Runner(host, pair.engine), prompts, sizes, on_turn))
         memory = 0 if host.memory is None else host.memory.total
     pays, reason = judged(measured)
+    if not are_held_out:
+        reason += ", on prompts that it may have learned from, as none were held out"
     return store.add_pair_trial(_verdict(pair, numeric_class, pays, reason, measured, memory))
 
 
@@ -110,16 +113,25 @@ def judged(measured: Sequence[Measured]) -> tuple[bool, str]:
 
 def _prompts(
     settings: Settings, store: Store, verifier: ModelFolder, order: DataOrder
-) -> list[tuple[int, ...]]:
-    """Held-out prompts of recent jobs, each once."""
+) -> tuple[list[tuple[int, ...]], bool]:
+    """Prompts of recent jobs, each once, and whether they are held out. Raises `UsageError` for
+    none."""
     wanted = Wanted(vocabulary_digest(verifier), verifier.vocab_size, verifier.context_tokens)
     sets = DataSets(store, Objects.of_settings(settings, ASKED_RETRY_SEC), settings.retention_days)
-    data = sets.make(order, wanted, f"trial with {verifier.ref}")
+    few = replace(order, most_tokens=min(order.most_tokens, MOST_READ))
+    data = sets.make(few, wanted, f"verifier {verifier.ref}", what="trial")
     most = verifier.context_tokens - TOKENS
-    examples: Sequence[Example] = data.judging or data.choosing or data.train
+    held_out: Sequence[Example] = data.judging or data.choosing
+    examples = held_out or data.train
     of = {one.prompt_digest: tuple(map(int, one.ids[: one.prompt_tokens])) for one in examples}
     found = [ids for ids in of.values() if len(ids) <= most]
-    return found[:MOST_PROMPTS]
+    if not found:
+        raise UsageError(
+            f"of {len(of):,} prompts none is short enough to be tried with the verifier, which "
+            f"reads {verifier.context_tokens:,} tokens, {TOKENS} of them its own: name a job with "
+            "shorter prompts with --job"
+        )
+    return found[:MOST_PROMPTS], bool(held_out)
 
 
 @dataclass(slots=True)
@@ -184,7 +196,7 @@ def _measured(
 def _batches(prompts: Sequence[tuple[int, ...]], size: int) -> list[Sequence[tuple[int, ...]]]:
     """Batches of `size`; the prompts come again where there are few."""
     if size == 1:
-        return [[ids] for ids in prompts[:LEAST_PROMPTS]]
+        return [[ids] for ids in prompts[:PROMPTS_ALONE]]
     return [[prompts[i % len(prompts)] for i in range(size)]]
 
 

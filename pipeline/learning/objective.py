@@ -51,7 +51,6 @@ class Batch:
     rows: Tensor  # which example a target is of
     places: Tensor  # and the position whose logits decide it
     tokens: Tensor
-    weights: Tensor
     top_ids: Tensor  # [targets, n]
     top_probs: Tensor  # [targets, n]; 0 where nothing is recorded
     has_top: Tensor  # 1 where something is
@@ -62,7 +61,7 @@ class Batch:
         return int(self.places.min())
 
 
-def batch_of(examples: Sequence[Example], refused_weight: float, device: str) -> Batch:
+def batch_of(examples: Sequence[Example], device: str) -> Batch:
     length = max(len(one.ids) for one in examples)
     widest = max([1, *(one.top_ids.shape[1] for one in examples if one.top_ids is not None)])
     ids = np.zeros((len(examples), length), dtype=np.int64)
@@ -71,19 +70,15 @@ def batch_of(examples: Sequence[Example], refused_weight: float, device: str) ->
     }
     for row, one in enumerate(examples):
         ids[row, : len(one.ids)] = one.ids
-        for name, values in _targets(row, one, refused_weight, widest).items():
+        for name, values in _targets(row, one, widest).items():
             flat[name].append(values)
     tensors = {name: torch.from_numpy(np.concatenate(parts)) for name, parts in flat.items()}
     moved = {name: tensor.to(device) for name, tensor in tensors.items()}
     return Batch(ids=torch.from_numpy(ids).to(device), **moved)
 
 
-def _targets(
-    row: int, one: Example, refused_weight: float, widest: int
-) -> dict[str, npt.NDArray[Any]]:
+def _targets(row: int, one: Example, widest: int) -> dict[str, npt.NDArray[Any]]:
     n = one.completion_tokens
-    weights = np.ones(n, dtype=np.float32)
-    weights[one.refused] = refused_weight
     top_ids = np.zeros((n, widest), dtype=np.int64)
     top_probs = np.zeros((n, widest), dtype=np.float32)
     if one.top_ids is not None and one.top_logprobs is not None:
@@ -94,7 +89,6 @@ def _targets(
         "rows": np.full(n, row, dtype=np.int64),
         "places": np.arange(one.prompt_tokens - 1, len(one.ids) - 1, dtype=np.int64),
         "tokens": one.ids[one.prompt_tokens :].astype(np.int64),
-        "weights": weights,
         "top_ids": top_ids,
         "top_probs": top_probs,
         "has_top": np.full(n, one.top_ids is not None, dtype=np.float32),
@@ -110,14 +104,14 @@ def logits_of(model: Any, batch: Batch) -> Tensor:
 
 
 def loss_of(logits: Tensor, batch: Batch, distill: float) -> Tensor:
-    """The weighted mean over the targets."""
+    """The mean over the targets."""
     log_q = torch.log_softmax(logits, dim=-1)
     of_token = -log_q.gather(1, batch.tokens[:, None])[:, 0]
     share = distill * batch.has_top
     mixed = of_token * (1 - share)
     if distill:
         mixed = mixed + share * _cross_entropy(log_q, batch)
-    return (mixed * batch.weights).sum() / batch.weights.sum()
+    return mixed.mean()
 
 
 def _cross_entropy(log_q: Tensor, batch: Batch) -> Tensor:
@@ -136,7 +130,7 @@ def matches(
     """Of each example, where the model's most likely token is the verifier's."""
     for chosen in batches(examples, tokens, seed=0, epoch=0):
         some = [examples[i] for i in chosen]
-        batch = batch_of(some, 1.0, device)
+        batch = batch_of(some, device)
         right = (logits_of(model, batch).argmax(-1) == batch.tokens).cpu().numpy()
         begin = 0
         for one in some:

@@ -6,12 +6,12 @@ verifier's: what its `prepare-data` takes as already rendered. Its own part gets
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from specbatch.pipeline.learning.checkpoints import replace_file
 from specbatch.pipeline.learning.datasets import DataSet, Example
 from specbatch.schemas.errors import OutputError
 
@@ -44,9 +44,4 @@ def _row(one: Example) -> bytes:
 
 
 def _put(path: Path, data: bytes) -> None:
-    beside = path.with_name(f".{path.name}.part")
-    with beside.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    replace_file(path, lambda file: file.write(data))

@@ -40,9 +40,6 @@ from specbatch.pipeline.learning.objective import batch_of, batches, logits_of, 
 from specbatch.schemas.errors import ModelError, OutputError, UsageError, first_line
 from specbatch.schemas.training import DEPTH, RECORD, DataOrder, Parameters
 
-OnStep = Callable[[int, int], None]
-Say = Callable[[str], None]
-
 EVALUATIONS = 10  # in a run
 PATIENCE = 6  # evaluations without a better one, after which it ends: the last steps gain most
 CHECKPOINT_STEPS = 100
@@ -54,25 +51,33 @@ RATE, RATE_WIDTH = 1e-3, 128
 
 
 @dataclass(frozen=True, slots=True)
+class Watcher:
+    """Who is told how a training goes on, and may stop it."""
+
+    say: Callable[[str], None] = lambda _: None
+    on_read: Callable[[int, int], None] = lambda *_: None  # completions, and of how many
+    on_step: Callable[[int, int], None] = lambda *_: None
+    is_stopped: Callable[[], bool] = lambda: False  # asked at every completion and step
+
+
+@dataclass(frozen=True, slots=True)
 class Training:
-    """One training and where it goes. `is_stopped`: asked at every step."""
+    """One training and where it goes."""
 
     parent: ModelFolder
     data: DataSet
     order: DataOrder
     parameters: Parameters
     out: Path
-    say: Say = lambda _: None
-    on_step: OnStep = lambda *_: None
-    is_stopped: Callable[[], bool] = lambda: False
+    watcher: Watcher = Watcher()
     checkpoint_steps: int = CHECKPOINT_STEPS
 
     def run(self) -> dict[str, Any]:
         """Train to the end and return the record, which `RECORD` in the folder holds too.
 
-        Goes on from a checkpoint of the same training. Raises `UsageError` for too few prompts,
-        `OutputError` for a folder with another training, `ModelError` for a parent that cannot be
-        trained, and `KeyboardInterrupt` after a checkpoint when it was stopped.
+        Goes on from a checkpoint of the same training. Raises `UsageError` for data that say
+        nothing, `OutputError` for a folder with another training, `ModelError` for a parent that
+        cannot be trained, and `KeyboardInterrupt` after a checkpoint when it was stopped.
         """
         self._check_data()
         with _deterministic():
@@ -104,6 +109,12 @@ class Training:
                 f"{prompts_of(self.data.train):,} prompts to learn from and {sum(held_out)} held "
                 "out are too few: name more jobs, or hold out more with --held-out"
             )
+        for part in (self.data.choosing, self.data.judging):
+            if all(one.completion_tokens < 2 for one in part):
+                raise UsageError(
+                    "the held-out outputs have one token each, which no draft can save: name jobs "
+                    "with longer outputs"
+                )
 
 
 def prompts_of(examples: Sequence[Example]) -> int:
@@ -135,7 +146,7 @@ class _Run:
             self._resume()
         else:
             first = self._counts(self.data.choosing).length
-            self.training.say(f"parent: {first:.3f} accepted draft tokens per pass")
+            self.training.watcher.say(f"parent: {first:.3f} accepted draft tokens per pass")
             self._save()  # so that what the training is about is known from the start
         if not self._is_over:
             self._learn()
@@ -147,11 +158,11 @@ class _Run:
         for chosen in self._stream(progress.step):
             loss = self._step([self.data.train[i] for i in chosen])
             progress.step += 1
-            self.training.on_step(progress.step, self.steps)
+            self.training.watcher.on_step(progress.step, self.steps)
             is_due = progress.step % self.every == 0 or progress.step == self.steps
             if is_due:
                 self._evaluate(loss)
-            is_stopped = self.training.is_stopped()
+            is_stopped = self.training.watcher.is_stopped()
             if is_due or is_stopped or progress.step % self.training.checkpoint_steps == 0:
                 self._save()
             if is_stopped:
@@ -181,7 +192,7 @@ class _Run:
 
     def _step(self, examples: Sequence[Example]) -> float:
         parameters = self.training.parameters
-        batch = batch_of(examples, parameters.refused_weight, self.device)
+        batch = batch_of(examples, self.device)
         with self._autocast():
             logits = logits_of(self.model, batch)
         loss = loss_of(logits, batch, parameters.distill)
@@ -206,7 +217,7 @@ class _Run:
         if length > progress.best_length:
             progress.best_length, progress.best_step = length, progress.step
             self.best = {name: weights.cpu() for name, weights in rounded.items()}
-        self.training.say(
+        self.training.watcher.say(
             f"step {progress.step:,} of {self.steps:,}: loss {loss:.3f}, {length:.3f} accepted "
             "draft tokens per pass"
         )
@@ -236,7 +247,7 @@ class _Run:
             parameter.copy_(found.weights[name])
         self.optimizer.load_state_dict(dict(found.optimizer))
         self.progress, self.best = found.progress, found.best
-        self.training.say(f"resumed at step {self.progress.step:,} of {self.steps:,}")
+        self.training.watcher.say(f"resumed at step {self.progress.step:,} of {self.steps:,}")
 
     # --- the end --------------------------------------------------------------------------------
     def _finish(self, before: Counts, after: Counts) -> dict[str, Any]:
@@ -250,7 +261,8 @@ class _Run:
             for path in sorted(beside.iterdir()):
                 path.replace(self.out / path.name)
             beside.rmdir()
-            _write_record(self.out, record)
+            data = orjson.dumps(record, option=orjson.OPT_INDENT_2)
+            checkpoints.replace_file(self.out / RECORD, lambda file: file.write(data))
             (self.out / checkpoints.FILE).unlink()
         except OSError as error:
             raise OutputError(f"no model can be written to {self.out}: {error}") from None
@@ -293,7 +305,6 @@ class _Run:
                 "train": _size(data.train),
                 "choosing": _size(data.choosing),
                 "judging": _size(data.judging),
-                "refused": sum(len(one.refused) for one in data.train),
                 "with_top_logprobs": sum(one.top_ids is not None for one in data.train),
                 "left_out": {why: n for why, n in data.left_out.items() if n},
                 "skipped_jobs": list(data.skipped),
@@ -315,16 +326,6 @@ class _Run:
 def _size(examples: Sequence[Example]) -> dict[str, int]:
     tokens = sum(one.completion_tokens for one in examples)
     return {"prompts": prompts_of(examples), "sequences": len(examples), "tokens": tokens}
-
-
-def _write_record(out: Path, record: dict[str, Any]) -> None:
-    beside = out / f".{RECORD}.part"
-    with beside.open("wb") as file:
-        file.write(orjson.dumps(record, option=orjson.OPT_INDENT_2))
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(out / RECORD)
-    checkpoints.sync_folder(out)
 
 
 def _load(folder: ModelFolder) -> Any:

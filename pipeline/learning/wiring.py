@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -17,23 +17,14 @@ from specbatch.pipeline.engines.models.model_folder import inspect_model, vocabu
 from specbatch.pipeline.learning import speculators
 from specbatch.pipeline.learning.checkpoints import about_of
 from specbatch.pipeline.learning.datasets import DataSet, DataSets, Wanted
-from specbatch.pipeline.learning.training import Training
+from specbatch.pipeline.learning.training import Training, Watcher
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.pipeline.storage.objects import ASKED_RETRY_SEC, Objects
 from specbatch.schemas.errors import OutputError, UsageError
+from specbatch.schemas.fingerprint import shown
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.training import DataOrder, Parameters
-
-
-@dataclass(frozen=True, slots=True)
-class Watcher:
-    """Who is told how a training goes on, and may stop it."""
-
-    say: Callable[[str], None]
-    on_read: Callable[[int, int], None]
-    on_step: Callable[[int, int], None]
-    is_stopped: Callable[[], bool]
 
 
 def export(
@@ -68,10 +59,7 @@ def train(
         known = about_of(out)
         order = replace(order, until=time.time() if known is None else known["until"])
     data = _data(settings, store, parent, out, order, watcher)
-    return Training(
-        *(parent, data, order, parameters, out),
-        *(watcher.say, watcher.on_step, watcher.is_stopped),
-    ).run()
+    return Training(parent, data, order, parameters, out, watcher).run()
 
 
 def _data(
@@ -82,7 +70,7 @@ def _data(
     order: DataOrder,
     watcher: Watcher,
 ) -> DataSet:
-    """The data set, after what is left out of it was said."""
+    """The data set, after its verifier and what is left out were said."""
     mode = Privacy.of_settings(settings).mode_of(order.tenant)
     if not mode.is_full:
         raise UsageError(
@@ -90,7 +78,15 @@ def _data(
         )
     wanted = Wanted(vocabulary_digest(parent), parent.vocab_size, parent.context_tokens)
     sets = DataSets(store, Objects.of_settings(settings, ASKED_RETRY_SEC), settings.retention_days)
-    data = sets.make(order, wanted, str(out), watcher.on_read)
+
+    def on_read(done: int, total: int) -> None:
+        watcher.on_read(done, total)
+        if watcher.is_stopped():
+            raise KeyboardInterrupt
+
+    data = sets.make(order, wanted, str(out), on_read)
+    verifier = "not known" if data.verifier is None else shown(data.verifier)
+    watcher.say(f"outputs of verifier {verifier}, in {len(data.jobs):,} jobs")
     for text in data.skipped:
         watcher.say(f"left out: {text}")
     for reason, n in data.left_out.most_common():

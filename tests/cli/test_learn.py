@@ -1,8 +1,11 @@
-"""`specbatch learn`: a night's training, its trial and its rollout, in one command."""
+"""`specbatch learn`: trains, tries and rolls out in one command."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,10 @@ from cli.conftest import write
 
 from specbatch.jobs.cli.connect import load_settings
 from specbatch.pipeline.bootstrap import make_store
+from specbatch.pipeline.learning import checkpoints, gate, nightly
+from specbatch.pipeline.learning.nightly import LearnOrder
+from specbatch.pipeline.learning.wiring import train
+from specbatch.schemas.registry import DeployScope
 from specbatch.schemas.rollouts import Observed
 from support.models import TinyPair
 
@@ -40,42 +47,145 @@ def learning(
     ]
 
 
+@pytest.fixture
+def paying(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Sets the trials' verdict: drafts of so small a pair hardly pay."""
+
+    def decide(pays: bool) -> None:
+        verdict = (pays, "drafts can pay: judged by hand" if pays else "drafts do not pay: by hand")
+        monkeypatch.setattr(gate, "judged", lambda _measured: verdict)
+
+    decide(True)
+    return decide
+
+
+def observe(number: int, candidate: int, present: int) -> None:
+    with closing(make_store(load_settings())) as store:
+        for i in range(60):
+            seen = Observed(0.5, i % 2 == 0, candidate if i % 2 == 0 else present, 1.0)
+            store.observe_rollout(number, "job", i, seen)
+
+
+@pytest.mark.usefixtures("paying")
 def test_a_night_trains_tries_and_rolls_out_and_the_next_one_promotes(
-    cli: Any, folder: Path, tiny_pair: TinyPair, learning: list[object]
+    cli: Any, folder: Path, learning: list[object]
 ) -> None:
     first = cli(*learning, "--night", "1", "--json")
     assert first.code == 0, first.err
     learned = first.json
     assert learned["record"]["better"]
-    assert learned["trial"]["proposer"] == learned["candidate"]["fingerprint"]
-    if not learned["trial"]["pays"]:  # so small a pair hardly does
-        assert learned["rollout"] is None
-        assert "but drafts do not pay" in learned["said"]
-        assert cli("rollout", "list").out.startswith("no rollouts")
-        assert cli("models", "promote", "small:2", "--reason", "x").code == 2, "it is retired"
-        cli("models", "add", "small", tiny_pair.verifier)
-        begun = cli(
-            *("rollout", "start", "small:3", "--tenant", "default", "--job", "docs"),
-            *("--steps", "50,100", "--reason", "by hand"),
-        )
-        assert begun.code == 0, begun.err
-    assert (folder / "models" / "small-docs-1" / "training.json").is_file()
-    (tried,) = cli("rollout", "list", "--json").json
+    candidate = learned["candidate"]["fingerprint"]
+    assert learned["trial"]["proposer"] == learned["rollout"]["fingerprint"] == candidate
+    assert "begins rollout 1" in learned["summary"]
+    (made,) = (folder / "models").glob("small-docs-1-*")
+    assert (made / "training.json").is_file()
+    again = cli(*learning, "--night", "1", "--json")
+    assert (again.code, again.json["record"]) == (0, learned["record"])
+    assert again.json["summary"] == "small:2 had rollout 1: drafts for 50% of groups"
     second = cli(*learning, "--night", "2", "--json").json
-    parent = second["record"]["parent"]["digest"]
-    assert parent == tried["fingerprint"], "the candidate is trained further"
+    assert second["record"]["parent"]["digest"] == candidate, "it is trained further"
     (goes_on,) = cli("rollout", "list", "--json").json
     candidate = goes_on["fingerprint"]
-    with closing(make_store(load_settings())) as store:
-        for i in range(60):
-            seen = Observed(0.5, i % 2 == 0, 1000 if i % 2 == 0 else 10, 1.0)
-            store.observe_rollout(goes_on["number"], "job", i, seen)
+    observe(goes_on["number"], 1000, 10)
     third = cli(*learning, "--night", "3", "--json")
     assert third.code == 0, third.err
     assert third.json["record"]["parent"]["digest"] == candidate
     found = {one["fingerprint"]: one["deployments"] for one in cli("models", "list", "--json").json}
     (deployment,) = found[candidate]
     assert deployment["reason"].startswith(f"rollout {goes_on['number']}: better")
+
+
+def test_a_candidate_that_cannot_pay_is_retired(
+    cli: Any, learning: list[object], paying: Callable[[bool], None]
+) -> None:
+    paying(False)
+    learned = cli(*learning, "--night", "1", "--json").json
+    assert learned["rollout"] is None
+    assert "but drafts do not pay" in learned["summary"]
+    assert cli("rollout", "list").out.startswith("no rollouts")
+    assert cli("models", "promote", "small:2", "--reason", "x").code == 2
+    assert cli(*learning, "--night", "1").out == "small:2 is retired\n"
+
+
+@pytest.mark.usefixtures("paying")
+@pytest.mark.parametrize("end", ["better", "worse", "stopped"])
+def test_what_a_rollout_decided_during_the_training_counts(
+    cli: Any, learning: list[object], monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    first = cli(*learning, "--night", "1", "--json").json["rollout"]
+
+    def training(*args: Any) -> dict[str, Any]:
+        record = train(*args)
+        if end == "stopped":
+            with closing(make_store(load_settings())) as store:
+                store.stop_rollout(DeployScope("default", "docs"), "a fault")
+        else:
+            observe(first["number"], *((1000, 10) if end == "better" else (10, 1000)))
+        return record | {"better": True}
+
+    monkeypatch.setattr(nightly, "train", training)
+    second = cli(*learning, "--night", "2", "--json")
+    assert second.code == 0, second.err
+    ended, begun = cli("rollout", "list", "--history", "--json").json
+    assert ended["outcome"] == end
+    deployed = {
+        one["fingerprint"]
+        for one in cli("models", "list", "--json").json
+        if any(deployment["ended_at"] is None for deployment in one["deployments"])
+    }
+    assert (first["fingerprint"] in deployed) == (end == "better")
+    assert begun["fingerprint"] == second.json["candidate"]["fingerprint"]
+
+
+@pytest.mark.usefixtures("paying")
+def test_a_night_that_was_killed_behind_its_training_resumes_with_its_own_parent(
+    cli: Any, learning: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as killed:
+        killed.setattr(nightly, "register", interrupted)
+        assert cli(*learning, "--night", "1").code != 0
+    done = cli(*learning, "--night", "1", "--json").json
+    assert "begins rollout 1" in done["summary"]
+    # A training that is not over: the rollout's candidate would be its parent now.
+    folder = Path("models") / order("small", job="docs").folder_name("2")
+    with monkeypatch.context() as killed:
+        killed.setattr(nightly, "train", partial(stopped_training, at=2))
+        assert cli(*learning, "--night", "2").code != 0
+    assert checkpoints.about_of(folder) is not None
+    begun = cli("rollout", "stop", "--tenant", "default", "--job", "docs", "--reason", "x")
+    assert begun.code == 0
+    second = cli(*learning, "--night", "2", "--json")
+    assert second.code == 0, second.err
+    assert second.json["record"]["parent"]["digest"] == done["candidate"]["fingerprint"]
+
+
+def interrupted(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def stopped_training(*args: Any, at: int) -> dict[str, Any]:
+    """Until a step."""
+    *rest, watcher = args
+    steps: list[int] = []
+    stopping = replace(
+        watcher,
+        on_step=lambda step, _of: steps.append(step),
+        is_stopped=lambda: bool(steps) and steps[-1] >= at,
+    )
+    return train(*rest, stopping)
+
+
+def order(name: str, **more: Any) -> LearnOrder:
+    return LearnOrder(name, "verifier", Path("models"), **more)
+
+
+def test_every_order_has_a_folder_of_its_own() -> None:
+    """One process may load the models of several, by their folders' names."""
+    orders = [
+        *(order("a"), order("a", tenant="x"), order("a", job="x"), order("a-x"), order("a b")),
+        *(order("a_b"), order("a", tenant="x", job="y"), order("a", job="x-y")),
+    ]
+    assert len({one.folder_name("1") for one in orders}) == len(orders)
 
 
 def test_without_a_model_to_begin_with_nothing_is_learned(cli: Any, learning: list[object]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from cli.conftest import write
 from specbatch.jobs.cli.connect import load_settings
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.engines.models.model_folder import inspect_model
+from specbatch.pipeline.learning import datasets, gate
 from specbatch.pipeline.learning.gate import DEPTHS, Measured, judged
 from specbatch.schemas.registry import PairTrial
+from specbatch.schemas.training import DataOrder
 from support.models import TinyPair, tiny_llama
 
 pytestmark = pytest.mark.pipeline  # runs models
@@ -74,6 +77,49 @@ def test_a_pair_is_tried_on_recent_prompts_and_the_verdict_is_kept(
     assert sizes == [(n, depth) for n in (1, 4) for depth in DEPTHS]
     assert judged(found) == (trial["pays"], trial["reason"])
     assert trial["reason"] in cli("models", "show", ended).out
+
+
+def test_prompts_that_are_too_long_are_named(
+    cli: Any, tiny_pair: TinyPair, ended: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "TOKENS", 10_000)
+    tried = cli("models", "try", ended, "--verifier", tiny_pair.verifier)
+    assert tried.code == 2
+    assert "none is short enough" in tried.err
+    assert "name a job with shorter prompts with --job" in tried.err
+
+
+def test_a_verdict_says_if_its_prompts_may_have_been_learned_from(
+    cli: Any, tiny_pair: TinyPair, ended: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = cli("models", "try", ended, "--verifier", tiny_pair.verifier, "--json").json
+    assert "may have learned from" not in whole["reason"]
+    monkeypatch.setattr(gate, "TURNS", 1)
+    monkeypatch.setattr(datasets, "_split", lambda examples, _: (tuple(examples), (), ()))
+    tried = cli("models", "try", ended, "--verifier", tiny_pair.verifier, "--json").json
+    assert tried["reason"].endswith(
+        "on prompts that it may have learned from, as none were held out"
+    )
+
+
+def test_a_trial_reads_a_part_of_the_store_and_its_log_says_trial(
+    cli: Any, tiny_pair: TinyPair, ended: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "TURNS", 1)
+    asked: list[DataOrder] = []
+    real = datasets.DataSets.make
+
+    def make(self: Any, order: DataOrder, *args: Any, **more: Any) -> Any:
+        asked.append(order)
+        return real(self, order, *args, **more)
+
+    monkeypatch.setattr(datasets.DataSets, "make", make)
+    cli("models", "try", ended, "--verifier", tiny_pair.verifier)
+    assert [one.most_tokens for one in asked] == [gate.MOST_READ]
+    with closing(make_store(load_settings())) as store:
+        (job,) = store.list_jobs()
+        entry = list(store.log(job.job_id))[-1]
+    assert json.loads(entry.payload)["what"] == "trial"
 
 
 @pytest.mark.usefixtures("ended")

@@ -115,7 +115,7 @@ def test_the_refused_are_counted_by_token_and_tag_and_private_ones_by_the_tag_s_
 def test_the_most_refused_come_first_and_the_run_says_how_many(cli: Cli, store: Store) -> None:
     said = cli("mismatches", "--top", 2)
     first = said.out.splitlines()[0]
-    assert run("mismatches", store, top=2).said == first
+    assert run("mismatches", store, top=2).summary == first
     assert first.endswith("tokens proposed in 2 jobs")
     rows = [line.split() for line in said.out.splitlines() if line.split()[1].endswith("%")]
     assert len(rows) == 4
@@ -134,7 +134,7 @@ def test_of_purged_jobs_nothing_is_counted(cli: Cli, store: Store) -> None:
 # --- audit ----------------------------------------------------------------------------------
 def test_a_sample_of_last_night_s_jobs_is_audited_and_kept(store: Store) -> None:
     found = run("audit", store, jobs=5, sample=0.5)
-    assert found.said == (  # of the private one no prompt is kept
+    assert found.summary == (  # of the private one no prompt is kept
         "2 of 2 ended jobs audited, 5 completions replayed, 5 could not be; all is well"
     )
     (record,) = store.audits(job_of(store, "open").job_id)
@@ -152,8 +152,8 @@ def test_a_changed_tag_fails_the_run(store: Store) -> None:
     engine.dispose()
     found = run("audit", store, jobs=5, sample=0)
     assert not found.is_well
-    assert f"look at {job.job_id}" in found.said
-    assert run("audit", store, days=1e-9).said == (
+    assert f"look at {job.job_id}" in found.summary
+    assert run("audit", store, days=1e-9).summary == (
         "0 of 0 ended jobs audited, 0 completions replayed; all is well"
     )
 
@@ -171,7 +171,7 @@ def test_what_drift_finds_is_a_figure_of_the_store_for_two_days() -> None:
         clock.advance(DAY)
     assert store.figures().slow_falls == {}, "nobody has looked"
     found = run("drift", store)
-    assert found.said == "of 2 acceptances 1 fall slowly: nightly (ngram)"
+    assert found.summary == "of 2 acceptances 1 fall slowly: nightly (ngram)"
     keep(store, clock, found)
     assert store.figures().slow_falls == {("nightly", "ngram"): True, ("steady", "ngram"): False}
     clock.advance(2 * DAY + 1)
@@ -186,7 +186,7 @@ def keep(store: Store, clock: Clock, found: Outcome) -> None:
     assert claimed is not None
     row = ScheduleRun(
         *(waiting.schedule, waiting.logical_at, RunState.DONE),
-        reason=found.said, started_at=claimed.started_at, found=found.found,
+        reason=found.summary, started_at=claimed.started_at, found=found.found,
     )  # fmt: skip
     assert store.hold_schedule_run(row)
 

@@ -18,7 +18,7 @@ from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.privacy import NOT_KEPT, PrivacyMode
-from specbatch.schemas.records import FinishReason, Origin
+from specbatch.schemas.records import FinishReason
 from specbatch.schemas.spec import JobSpec
 from specbatch.schemas.speculation import VOCABULARY
 from specbatch.schemas.training import DataOrder
@@ -60,8 +60,6 @@ def test_an_example_is_a_prompt_and_what_the_verifier_wrote(tmp_path: Path) -> N
         prompt = made.prompts[record.row_index].prompt_ids
         one = found[(*prompt, *record.token_ids)]
         assert one.prompt_tokens == len(prompt)
-        wanted = [i for i, origin in enumerate(record.origins) if origin == Origin.CORRECTED]
-        assert set(wanted) <= set(one.refused.tolist())
         if record.top_logprobs:
             assert one.top_ids is not None
             assert one.top_ids.tolist() == [list(ids) for ids, _ in record.top_logprobs]
@@ -118,14 +116,6 @@ def test_a_prompt_is_on_one_side_whatever_is_held_out_elsewhere(tmp_path: Path) 
         held.append({one.prompt_digest for one in (*data.choosing, *data.judging)})
         assert not learned & held[-1]
     assert held[0] <= held[1] <= held[2]
-
-
-def test_an_output_that_comes_again_counts_once_with_all_its_refusals() -> None:
-    one, other = (
-        Example(b"d", b"p", np.arange(6, dtype=np.int32), 2, np.array(refused, dtype=np.int32))
-        for refused in ([0, 3], [1, 3])
-    )
-    assert datasets._merged(one, other).refused.tolist() == [0, 1, 3]
 
 
 def test_a_context_that_is_too_short_cuts_or_leaves_out(tmp_path: Path) -> None:
@@ -192,6 +182,42 @@ def test_a_job_that_runs_gives_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("change", [{"jobs": ("other",)}, {"since": 1e12}, {"until": 1.0}])
 def test_only_jobs_of_the_name_and_the_window_count(tmp_path: Path, change: dict[str, Any]) -> None:
     assert "nothing to learn from" in refusal(made_job(tmp_path), order=replace(ORDER, **change))
+
+
+@pytest.mark.parametrize("most", [1, 40, 100])
+def test_no_more_tokens_are_taken_than_were_asked_for_of_one_job_either(
+    tmp_path: Path, most: int
+) -> None:
+    made = made_job(tmp_path)
+    data = data_of(made, replace(ORDER, most_tokens=most))
+    sizes = [one.completion_tokens for one in all_of(data)]
+    assert most <= sum(sizes) < most + max(sizes)
+    assert data.left_out[datasets.TOO_MANY] > 0
+    assert sum(data.left_out.values()) + len(sizes) == len(made.completions)
+
+
+def test_only_what_the_verifier_that_was_asked_for_wrote_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = made_job(tmp_path)
+    before, verifier = data_of(made), made.completions[0].model_fingerprint or "v1"
+    old = replace(made.store.get_job(JOB), model_fingerprint=verifier)
+    newest = replace(old, job_id="newest", model_fingerprint="another")
+    pages = {None: [old, newest]}
+    monkeypatch.setattr(
+        made.store, "ended_jobs", lambda *_, after=None: pages.get(after and after.job_id, [])
+    )
+    found = data_of(made, replace(ORDER, verifier=verifier))
+    assert (found.verifier, found.digest) == (verifier, before.digest)
+    assert found.skipped == ("job newest (nightly) has another verifier (another)",)
+    assert "has another verifier" in refusal(made, order=replace(ORDER, verifier="a third"))
+
+
+def test_the_audit_log_says_what_the_outputs_were_for(tmp_path: Path) -> None:
+    made = made_job(tmp_path)
+    DataSets(made.store, Objects(), {}).make(ORDER, WANTED, "verifier v", what="trial")
+    entry = list(made.store.log(JOB))[-1]
+    assert json.loads(entry.payload) == {"what": "trial", "to": "verifier v"}
 
 
 # --- planted personal data ----------------------------------------------------------------------

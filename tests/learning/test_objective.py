@@ -41,7 +41,6 @@ def example(seed: int, n: int = 3, top: bool = True) -> Example:
         prompt_digest=bytes([seed]),
         ids=ids,
         prompt_tokens=prompt,
-        refused=np.flatnonzero(draw.random(tokens) < 0.3).astype(np.int32),
         top_ids=rivals if top else None,
         top_logprobs=np.log(probs).astype(np.float32) if top else None,
     )
@@ -50,9 +49,9 @@ def example(seed: int, n: int = 3, top: bool = True) -> Example:
 EXAMPLES = [example(i, n=2 + i % 3, top=i % 4 != 0) for i in range(12)]
 
 
-def naive(model: Table, examples: list[Example], refused: float, distill: float) -> Tensor:
+def naive(model: Table, examples: list[Example], distill: float) -> Tensor:
     """Position by position."""
-    total, weights = torch.zeros(()), 0.0
+    total, positions = torch.zeros(()), 0
     for one in examples:
         for place in range(one.prompt_tokens, len(one.ids)):
             log_q = torch.log_softmax(model.table[int(one.ids[place - 1])], -1)
@@ -65,18 +64,16 @@ def naive(model: Table, examples: list[Example], refused: float, distill: float)
                 kl = -(probs * log_q[ids]).sum()
                 kl = kl - (1 - probs.sum()) * torch.log(torch.exp(log_q[others]).sum())
                 loss = (1 - distill) * loss + distill * kl
-            weight = refused if at in one.refused else 1.0
-            total, weights = total + weight * loss, weights + weight
-    return total / weights
+            total, positions = total + loss, positions + 1
+    return total / positions
 
 
-@pytest.mark.parametrize("refused", [1.0, 3.0])
 @pytest.mark.parametrize("distill", [0.0, 0.5, 1.0])
-def test_the_loss_is_the_sum_over_positions(refused: float, distill: float) -> None:
+def test_the_loss_is_the_mean_over_positions(distill: float) -> None:
     model = Table()
-    wanted = naive(model, EXAMPLES, refused, distill)
+    wanted = naive(model, EXAMPLES, distill)
     wanted_gradient = torch.autograd.grad(wanted, model.table)[0]
-    batch = batch_of(EXAMPLES, refused, "cpu")
+    batch = batch_of(EXAMPLES, "cpu")
     loss = loss_of(logits_of(model, batch), batch, distill)
     torch.testing.assert_close(loss, wanted)
     torch.testing.assert_close(torch.autograd.grad(loss, model.table)[0], wanted_gradient)
@@ -84,7 +81,7 @@ def test_the_loss_is_the_sum_over_positions(refused: float, distill: float) -> N
 
 def test_without_rivals_it_is_plain_cross_entropy() -> None:
     model, one = Table(), example(0, top=False)
-    batch = batch_of([one], 1.0, "cpu")
+    batch = batch_of([one], "cpu")
     ids = torch.tensor(one.ids.astype(np.int64))
     begin = one.prompt_tokens
     wanted = functional.cross_entropy(model.table[ids[begin - 1 : -1]], ids[begin:])
@@ -99,9 +96,9 @@ def test_where_all_is_the_recorded_one_nothing_is_left_to_learn() -> None:
     assert one.top_ids is not None
     rows = log_q[torch.tensor(before)]
     top = rows.gather(1, torch.tensor(one.top_ids.astype(np.int64)))
-    same = Example(one.digest, one.prompt_digest, one.ids, one.prompt_tokens, one.refused,
+    same = Example(one.digest, one.prompt_digest, one.ids, one.prompt_tokens,
                    one.top_ids, top.numpy())  # fmt: skip
-    batch = batch_of([same], 1.0, "cpu")
+    batch = batch_of([same], "cpu")
     loss = loss_of(logits_of(model, batch), batch, 1.0)
     gradient = torch.autograd.grad(loss, model.table)[0]
     torch.testing.assert_close(gradient, torch.zeros_like(gradient), atol=1e-6, rtol=0)

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from specbatch.pipeline.engines.models.model_folder import check_pair, inspect_model
 from specbatch.pipeline.learning import checkpoints
+from specbatch.pipeline.learning.training import Watcher
 from specbatch.schemas.errors import ModelError, OutputError, UsageError
 from specbatch.schemas.training import RECORD
 from support.models import TinyPair, tiny_llama
@@ -103,7 +104,9 @@ def test_killed_and_resumed_it_gives_the_same_bits(tmp_path: Path, tiny_pair: Ti
 
 def test_stopped_at_each_step_it_gives_the_same_bits(tmp_path: Path, tiny_pair: TinyPair) -> None:
     whole = training(str(tiny_pair.draft), tmp_path / "whole").run()
-    one = training(str(tiny_pair.draft), tmp_path / "stopped", is_stopped=lambda: True)
+    one = training(
+        str(tiny_pair.draft), tmp_path / "stopped", watcher=Watcher(is_stopped=lambda: True)
+    )
     for step in range(1, STEPS + 1):
         with pytest.raises(KeyboardInterrupt):
             one.run()
@@ -120,7 +123,7 @@ def test_a_training_that_has_ended_is_not_done_again(tmp_path: Path, tiny_pair: 
     first = training(str(tiny_pair.draft), tmp_path / "out")
     record = first.run()
     said: list[str] = []
-    assert replace(first, say=said.append).run() == record
+    assert replace(first, watcher=Watcher(said.append)).run() == record
     assert said == []
 
 
@@ -136,7 +139,7 @@ def test_a_training_that_has_ended_is_not_done_again(tmp_path: Path, tiny_pair: 
 def test_another_training_in_the_folder_is_refused(
     tmp_path: Path, tiny_pair: TinyPair, change: dict[str, Any], named: str, ended: bool
 ) -> None:
-    one = training(str(tiny_pair.draft), tmp_path, is_stopped=lambda: not ended)
+    one = training(str(tiny_pair.draft), tmp_path, watcher=Watcher(is_stopped=lambda: not ended))
     if ended:
         one.run()
     else:
@@ -162,6 +165,22 @@ def test_a_damaged_checkpoint_is_told(tmp_path: Path, tiny_pair: TinyPair) -> No
 def test_too_few_prompts_are_refused(tmp_path: Path, tiny_pair: TinyPair) -> None:
     with pytest.raises(UsageError, match="90 prompts to learn from and 2 held out are too few"):
         training(str(tiny_pair.draft), tmp_path, data=data(90, 1)).run()
+
+
+def test_outputs_of_one_token_are_refused_before_anything_is_trained(
+    tmp_path: Path, tiny_pair: TinyPair
+) -> None:
+    whole = data()
+    short = {
+        part: tuple(
+            replace(one, ids=one.ids[: one.prompt_tokens + 1]) for one in getattr(whole, part)
+        )
+        for part in ("train", "choosing", "judging")
+    }
+    one = training(str(tiny_pair.draft), tmp_path / "out", data=replace(whole, **short))
+    with pytest.raises(UsageError, match="outputs have one token each, which no draft can save"):
+        one.run()
+    assert not (tmp_path / "out").exists()
 
 
 def test_quantised_weights_are_refused(tmp_path: Path, tiny_pair: TinyPair) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.learning.datasets import DataSet, Example
-from specbatch.pipeline.learning.training import Training
+from specbatch.pipeline.learning.training import Training, Watcher
 from specbatch.schemas.training import DataOrder, Parameters
 
 STEPS = 12
@@ -28,7 +28,7 @@ def example(seed: int) -> Example:
     ids[: length - 1] = draw.integers(97, 123, length - 1)
     digest = hashlib.sha256(ids.tobytes()).digest()
     prompt = hashlib.sha256(ids[:length].tobytes()).digest()
-    return Example(digest, prompt, ids, length, np.array([2], dtype=np.int32))
+    return Example(digest, prompt, ids, length)
 
 
 def data(train: int = 96, held_out: int = 24) -> DataSet:
@@ -57,7 +57,7 @@ def die_at(site: str) -> dict[str, Any]:
             os.kill(os.getpid(), signal.SIGKILL)
 
     if what == "step":
-        return {"on_step": dying}
+        return {"watcher": Watcher(on_step=dying)}
     if what != "none":
         holder: Any = os if what == "fsync" else Path
         real = getattr(holder, what)
