@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -11,10 +13,12 @@ from typing import Any
 
 import pytest
 from cli.conftest import write
+from safetensors.torch import load_file, save_file
 
 from specbatch.jobs.cli.connect import load_settings
 from specbatch.pipeline.bootstrap import make_store
-from specbatch.pipeline.learning import checkpoints, gate, nightly
+from specbatch.pipeline.engines.models.model_folder import inspect_model
+from specbatch.pipeline.learning import gate, nightly
 from specbatch.pipeline.learning.nightly import LearnOrder
 from specbatch.pipeline.learning.wiring import train
 from specbatch.schemas.registry import DeployScope
@@ -43,7 +47,7 @@ def learning(
     cli("models", "promote", "small", "--reason", "the first one")
     return [
         *("learn", "small", "--verifier", tiny_pair.verifier, "--job", "docs", "--steps", "50,100"),
-        *("--held-out", 0.4, "--epochs", 30),
+        *("--held-out", 0.4, "--epochs", 20),
     ]
 
 
@@ -55,8 +59,35 @@ def paying(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
         verdict = (pays, "drafts can pay: judged by hand" if pays else "drafts do not pay: by hand")
         monkeypatch.setattr(gate, "judged", lambda _measured: verdict)
 
+    monkeypatch.setattr(gate, "TURNS", 1)
     decide(True)
     return decide
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch, tiny_pair: TinyPair) -> list[Callable[[], None]]:
+    """Trainings take no time and are better; what is in the list happens during the next one."""
+    meanwhile: list[Callable[[], None]] = []
+
+    def quickly(_settings: Any, _store: Any, parent: str, out: Path, *_: Any) -> dict[str, Any]:
+        shutil.copytree(tiny_pair.draft, out)
+        weights = load_file(out / "model.safetensors")
+        changed = float(len(weights) + sum(map(ord, out.name)))
+        noisy = {name: values * (1 + changed / 1e6) for name, values in weights.items()}
+        save_file(noisy, out / "model.safetensors", {"format": "pt"})
+        interval = {"value": 0.5, "low": 0.4, "high": 0.6}
+        record = {
+            "better": True,
+            "parent": {"digest": inspect_model(parent).fingerprint.digest},
+            "held_out": {"accepted_length": {"difference": interval}},
+        }
+        (out / "training.json").write_text(json.dumps(record))
+        while meanwhile:
+            meanwhile.pop()()
+        return record
+
+    monkeypatch.setattr(nightly, "train", quickly)
+    return meanwhile
 
 
 def observe(number: int, candidate: int, present: int) -> None:
@@ -95,6 +126,7 @@ def test_a_night_trains_tries_and_rolls_out_and_the_next_one_promotes(
     assert deployment["reason"].startswith(f"rollout {goes_on['number']}: better")
 
 
+@pytest.mark.usefixtures("trained")
 def test_a_candidate_that_cannot_pay_is_retired(
     cli: Any, learning: list[object], paying: Callable[[bool], None]
 ) -> None:
@@ -110,53 +142,71 @@ def test_a_candidate_that_cannot_pay_is_retired(
 @pytest.mark.usefixtures("paying")
 @pytest.mark.parametrize("end", ["better", "worse", "stopped"])
 def test_what_a_rollout_decided_during_the_training_counts(
-    cli: Any, learning: list[object], monkeypatch: pytest.MonkeyPatch, end: str
+    cli: Any, learning: list[object], trained: list[Callable[[], None]], end: str
 ) -> None:
     first = cli(*learning, "--night", "1", "--json").json["rollout"]
 
-    def training(*args: Any) -> dict[str, Any]:
-        record = train(*args)
-        if end == "stopped":
-            with closing(make_store(load_settings())) as store:
-                store.stop_rollout(DeployScope("default", "docs"), "a fault")
-        else:
-            observe(first["number"], *((1000, 10) if end == "better" else (10, 1000)))
-        return record | {"better": True}
+    def stop() -> None:
+        with closing(make_store(load_settings())) as store:
+            store.stop_rollout(DeployScope("default", "docs"), "a fault")
 
-    monkeypatch.setattr(nightly, "train", training)
+    figures = (1000, 10) if end == "better" else (10, 1000)
+    trained.append(stop if end == "stopped" else partial(observe, first["number"], *figures))
     second = cli(*learning, "--night", "2", "--json")
     assert second.code == 0, second.err
     ended, begun = cli("rollout", "list", "--history", "--json").json
     assert ended["outcome"] == end
-    deployed = {
-        one["fingerprint"]
-        for one in cli("models", "list", "--json").json
-        if any(deployment["ended_at"] is None for deployment in one["deployments"])
-    }
+    with closing(make_store(load_settings())) as store:
+        deployed = {one.fingerprint for one in store.deployments()}
     assert (first["fingerprint"] in deployed) == (end == "better")
     assert begun["fingerprint"] == second.json["candidate"]["fingerprint"]
 
 
+@pytest.mark.usefixtures("paying", "trained")
+def test_another_rollout_that_began_meanwhile_is_left_alone(
+    cli: Any, tiny_pair: TinyPair, learning: list[object], trained: list[Callable[[], None]]
+) -> None:
+    def begin() -> None:
+        with closing(make_store(load_settings())) as store:
+            cli("models", "add", "small", tiny_pair.verifier)
+            other = inspect_model(str(tiny_pair.verifier)).fingerprint.digest
+            store.begin_rollout(other, DeployScope("default", "docs"), (0.5, 1.0), "by hand")
+
+    trained.append(begin)
+    learned = cli(*learning, "--night", "1", "--json").json
+    assert "is not rolled out: rollout 1 goes on, of another model" in learned["summary"]
+    (goes_on,) = cli("rollout", "list", "--json").json
+    assert goes_on["reason"] == "by hand"
+
+
 @pytest.mark.usefixtures("paying")
-def test_a_night_that_was_killed_behind_its_training_resumes_with_its_own_parent(
-    cli: Any, learning: list[object], monkeypatch: pytest.MonkeyPatch
+def test_a_night_that_was_killed_behind_its_training_begins_its_rollout(
+    cli: Any,
+    learning: list[object],
+    trained: list[Callable[[], None]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with monkeypatch.context() as killed:
         killed.setattr(nightly, "register", interrupted)
         assert cli(*learning, "--night", "1").code != 0
-    done = cli(*learning, "--night", "1", "--json").json
-    assert "begins rollout 1" in done["summary"]
-    # A training that is not over: the rollout's candidate would be its parent now.
-    folder = Path("models") / order("small", job="docs").folder_name("2")
+    trained.append(pytest.fail)  # nothing is trained again
+    assert "begins rollout 1" in cli(*learning, "--night", "1").out
+
+
+def test_a_training_that_is_resumed_keeps_its_parent(
+    cli: Any, tiny_pair: TinyPair, learning: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever has been deployed, or is in a rollout, since."""
     with monkeypatch.context() as killed:
         killed.setattr(nightly, "train", partial(stopped_training, at=2))
-        assert cli(*learning, "--night", "2").code != 0
-    assert checkpoints.about_of(folder) is not None
-    begun = cli("rollout", "stop", "--tenant", "default", "--job", "docs", "--reason", "x")
-    assert begun.code == 0
-    second = cli(*learning, "--night", "2", "--json")
-    assert second.code == 0, second.err
-    assert second.json["record"]["parent"]["digest"] == done["candidate"]["fingerprint"]
+        assert cli(*learning, "--night", "1").code != 0
+    cli("models", "add", "small", tiny_pair.verifier)
+    begun = ("--tenant", "default", "--job", "docs", "--reason", "by hand")
+    assert cli("rollout", "start", "small:2", *begun).code == 0
+    done = cli(*learning, "--night", "1", "--json")
+    assert done.code == 0, done.err
+    parent = inspect_model(str(tiny_pair.draft)).fingerprint.digest
+    assert done.json["record"]["parent"]["digest"] == parent
 
 
 def interrupted(*_: Any) -> None:
