@@ -19,7 +19,7 @@ from specbatch.pipeline.learning.nightly import LearnOrder
 from specbatch.pipeline.learning.wiring import train
 from specbatch.schemas.registry import DeployScope
 from specbatch.schemas.rollouts import Observed
-from support.models import TinyPair
+from support.models import TinyPair, tiny_llama
 
 pytestmark = pytest.mark.pipeline  # trains and runs models
 
@@ -74,10 +74,11 @@ def test_a_night_trains_tries_and_rolls_out_and_the_next_one_promotes(
     assert first.code == 0, first.err
     learned = first.json
     assert learned["record"]["better"]
+    assert "accepted draft tokens per pass" in first.err, "it says how it goes on"
     candidate = learned["candidate"]["fingerprint"]
     assert learned["trial"]["proposer"] == learned["rollout"]["fingerprint"] == candidate
     assert "begins rollout 1" in learned["summary"]
-    (made,) = (folder / "models").glob("small-docs-1-*")
+    (made,) = (folder / "trained").glob("small-docs-1-*")
     assert (made / "training.json").is_file()
     again = cli(*learning, "--night", "1", "--json")
     assert (again.code, again.json["record"]) == (0, learned["record"])
@@ -147,7 +148,7 @@ def test_a_night_that_was_killed_behind_its_training_resumes_with_its_own_parent
     done = cli(*learning, "--night", "1", "--json").json
     assert "begins rollout 1" in done["summary"]
     # A training that is not over: the rollout's candidate would be its parent now.
-    folder = Path("models") / order("small", job="docs").folder_name("2")
+    folder = Path("trained") / order("small", job="docs").folder_name("2")
     with monkeypatch.context() as killed:
         killed.setattr(nightly, "train", partial(stopped_training, at=2))
         assert cli(*learning, "--night", "2").code != 0
@@ -157,6 +158,37 @@ def test_a_night_that_was_killed_behind_its_training_resumes_with_its_own_parent
     second = cli(*learning, "--night", "2", "--json")
     assert second.code == 0, second.err
     assert second.json["record"]["parent"]["digest"] == done["candidate"]["fingerprint"]
+
+
+def test_two_at_once_for_one_night(cli: Any, learning: list[object]) -> None:
+    folder = Path("trained") / order("small", job="docs").folder_name("1")
+    with checkpoints.locked(folder / f"{checkpoints.LOCK}-night", "another --night"):
+        done = cli(*learning, "--night", "1")
+    assert done.code == 2
+    assert done.complaint == (
+        f"another training writes to {folder}: wait for it, or name another --night"
+    )
+
+
+def test_what_a_night_cannot_begin_with_is_said_before_it_trains(
+    cli: Any, folder: Path, tiny_pair: TinyPair
+) -> None:
+    for name, files, more in (
+        ("small", tiny_pair.draft, []),
+        ("large", tiny_pair.verifier, ["--tenant", "default", "--job", "docs"]),
+    ):
+        cli("models", "add", name, files)
+        assert cli("models", "promote", name, "--reason", "the first one", *more).code == 0
+    other = tiny_llama(folder / "other", vocab_size=310, layers=1)
+    for verifier, said in ((other, "must share one vocabulary"), ("NOSUCH", "NOSUCH")):
+        done = cli("learn", "small", "--verifier", verifier)
+        assert (done.code, said in done.complaint) == (2, True), done.complaint
+    done = cli("learn", "small", "--verifier", tiny_pair.verifier, "--job", "docs")
+    assert done.complaint == (
+        "no version of small is deployed for tenant default, job docs, where large:1 drafts: begin "
+        "with `specbatch models add small FOLDER` and `specbatch models promote small "
+        "--tenant default --job docs --reason WHY`"
+    )
 
 
 def interrupted(*_: Any) -> None:
@@ -176,7 +208,7 @@ def stopped_training(*args: Any, at: int) -> dict[str, Any]:
 
 
 def order(name: str, **more: Any) -> LearnOrder:
-    return LearnOrder(name, "verifier", Path("models"), **more)
+    return LearnOrder(name, "verifier", Path("trained"), **more)
 
 
 def test_every_order_has_a_folder_of_its_own() -> None:
