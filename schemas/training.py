@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+from specbatch.schemas.errors import UsageError
 
 RECORD = "training.json"  # in the trained model's folder, written last
 DEPTH = 4  # of the drafts that estimates of acceptance are made for
 MOST_TOKENS = 20_000_000  # of completions, that a data set holds
-LEAST_EPOCHS = 0.01
+LEAST_EPOCHS, MOST_EPOCHS = 0.01, 10_000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,10 @@ class DataOrder:
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """How a model is trained. Each value that is None follows from the model or the data."""
+    """How a model is trained. Each value that is None follows from the model or the data.
+
+    Raises `UsageError` for numbers that end no training.
+    """
 
     epochs: float = 4.0
     steps: int | None = None  # in place of epochs
@@ -34,3 +40,11 @@ class Parameters:
     distill: float = 0.5  # share of the recorded probabilities in the target, the rest is the token
     seed: int = 0
     device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if not LEAST_EPOCHS <= self.epochs <= MOST_EPOCHS:
+            raise UsageError(
+                f"--epochs {self.epochs:g} must be from {LEAST_EPOCHS:g} to {MOST_EPOCHS:,.0f}"
+            )
+        if self.learning_rate is not None and not math.isfinite(self.learning_rate):
+            raise UsageError(f"--learning-rate {self.learning_rate:g} must be a finite number")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -12,12 +13,15 @@ from rich.table import Table
 from specbatch.jobs.cli.console import say, say_json, show_whole
 from specbatch.jobs.cli.stores import found_settings
 from specbatch.pipeline.bootstrap import make_store
+from specbatch.pipeline.ledger.contract import MOST_JOBS, Store
 from specbatch.pipeline.observe.units import date_of
 from specbatch.pipeline.policy.slow_fall import THRESHOLD, SlowFall, by_series, slow_fall
+from specbatch.schemas.errors import UsageError
 from specbatch.schemas.fingerprint import shown
 from specbatch.schemas.speculation import AcceptanceDay
 
 _NO_TAG = "(no tag)"
+_MOST_NAMED = 10
 
 
 def acceptance(
@@ -33,20 +37,41 @@ def acceptance(
     """Show how many drafts a job's nights accepted, by proposer and tag, and what falls slowly."""
     with closing(make_store(found_settings())) as store:
         accepted = store.supersede_acceptance(tenant, name) if accept else 0
-        series = by_series(store.acceptance_days(tenant, name))
-    told = [(days, slow_fall(days)) for days in series.values()]
+        found = store.acceptance_days(tenant, name)
+        if not found:
+            raise UsageError(_unknown(store, tenant, name))
+    told = [
+        # A worse model is a fall, too, so the test is of all of them together.
+        (_newest(found, key, days[-nights:][0].day), slow_fall(days))
+        for key, days in by_series(found).items()
+    ]
     if json:
-        found = [_as_json(days[-nights:], fall) for days, fall in told]
-        say_json({"name": name, "series": found, "accepted": accepted})
+        series = [_as_json(days, fall) for days, fall in told]
+        say_json({"name": name, "series": series, "accepted": accepted})
         return
-    if not told:
-        say(f"nothing was drafted for jobs named {name!r} of tenant {tenant!r}")
-        return
-    show_whole(_table([(days[-nights:], fall) for days, fall in told]))
+    show_whole(_table(told))
     for days, fall in told:
-        say(_sentence(days[-1], fall))
+        say(_sentence(days, fall))
     if accept:
         say(f"{accepted:,} earlier figures are no baseline any more; they stay in the table")
+
+
+def _unknown(store: Store, tenant: str, name: str) -> str:
+    jobs = store.list_jobs(MOST_JOBS)
+    names = sorted({job.name for job in jobs if job.tenant == tenant and job.name})
+    known = ", ".join(names[:_MOST_NAMED]) or "none"
+    return (
+        f"nothing was drafted for jobs named {name!r} of tenant {tenant!r}; "
+        f"names of its jobs: {known}{', …' if len(names) > _MOST_NAMED else ''}"
+    )
+
+
+def _newest(
+    found: Sequence[AcceptanceDay], key: tuple[str, str | None], first_day: int
+) -> list[AcceptanceDay]:
+    """The days of a proposer and tag, model by model."""
+    mine = [one for one in found if (one.proposer, one.tag) == key and one.day >= first_day]
+    return sorted(mine, key=lambda one: (one.day, one.fingerprint))
 
 
 def _table(told: list[tuple[list[AcceptanceDay], SlowFall | None]]) -> Table:
@@ -70,8 +95,11 @@ def _table(told: list[tuple[list[AcceptanceDay], SlowFall | None]]) -> Table:
     return table
 
 
-def _sentence(newest: AcceptanceDay, fall: SlowFall | None) -> str:
-    of = f"{_who(newest)}, {newest.tag or _NO_TAG}"
+def _sentence(days: Sequence[AcceptanceDay], fall: SlowFall | None) -> str:
+    newest = days[-1]
+    models = len({one.fingerprint for one in days})
+    who = _who(newest) if models == 1 else f"{newest.proposer}, {models} models together"
+    of = f"{who}, {newest.tag or _NO_TAG}"
     if fall is None:
         return (
             f"{of}: no baseline yet: it takes ten nights of 200 tokens in three weeks, then three"
@@ -94,6 +122,7 @@ def _as_json(days: list[AcceptanceDay], fall: SlowFall | None) -> dict[str, Any]
         "nights": [
             {
                 "day": date_of(one.day),
+                "fingerprint": one.fingerprint,
                 "tested": one.tested,
                 "acceptance": one.agreed / one.tested,
                 "superseded": one.superseded,

@@ -161,8 +161,7 @@ def saved_line(saved: Savings | None, is_drafted: bool) -> str:
         return f"saved against depth 0: {NOTHING_DRAFTED}"
     if saved is None:
         return f"saved against depth 0: {NOT_MEASURED}"
-    word = "saved" if saved.usd >= 0 else "lost"
-    text = f"{word} against depth 0: ${abs(saved.usd):.6f} ({saved.speedup:.2f}×)"
+    text = f"saved against depth 0: {signed_usd(saved.usd)} ({saved.speedup:.2f}×)"
     if saved.low_usd is None or saved.high_usd is None:
         why = "there was only one control step"
         if saved.controls > 1:  # of several jobs together

@@ -11,7 +11,13 @@ from typing import Annotated
 import typer
 
 from specbatch.jobs.cli.connect import load_settings
-from specbatch.jobs.cli.console import if_interrupted, say, say_json
+from specbatch.jobs.cli.console import (
+    if_interrupted,
+    progress_bar,
+    remark,
+    say,
+    say_json,
+)
 from specbatch.jobs.cli.options import Json
 from specbatch.jobs.cli.rollout import DEFAULT_PERCENTS, shares_in
 from specbatch.pipeline.bootstrap import make_store
@@ -30,7 +36,7 @@ def learn(
     ],
     folder: Annotated[
         Path, typer.Option("--folder", help="where trained models go, a folder each")
-    ] = Path("models"),
+    ] = Path("trained"),
     tenant: Annotated[
         str, typer.Option("--tenant", help="whose jobs to learn from, and to draft for")
     ] = _DATA.tenant,
@@ -70,9 +76,13 @@ def learn(
     """
     require_engine_extra()
     settings = load_settings()
+    from transformers.utils import logging
+
     from specbatch.pipeline.learning.nightly import LearnOrder, learn
+    from specbatch.pipeline.learning.training import Watcher
     from specbatch.pipeline.learning.wiring import stop_signals
 
+    logging.disable_progress_bar()  # another library's bars beside ours
     order = LearnOrder(
         *(name, model_ref(verifier, Path.cwd()), folder, tenant, job, shares_in(steps)),
         held_out=held_out,
@@ -82,9 +92,15 @@ def learn(
     with (
         closing(make_store(settings)) as store,
         if_interrupted(_INTERRUPTED),
+        progress_bar("reading completions") as update,
         stop_signals() as stopped,
     ):
-        learned = learn(settings, store, order, tonight, stopped.is_set)
+        watcher = Watcher(
+            remark,
+            lambda done, total: update(completed=done, total=total),
+            lambda done, total: update(description="training", completed=done, total=total),
+        )
+        learned = learn(settings, store, order, tonight, stopped.is_set, watcher)
     if json:
         say_json(asdict(learned))
     else:

@@ -140,11 +140,34 @@ def _check(
         if reason or scope.tag:
             raise UsageError(f"{command} takes no --tag and --reason")
     elif action not in _SCOPED and (reason or scope != DeployScope()):
-        raise UsageError(f"{command} takes no --tenant, --job, --tag and --reason")
+        raise UsageError(f"{command} takes no {given(scope, reason)}")
     if verifier and action is not Action.TRY:
         raise UsageError(f"{command} takes no --verifier; try does")
     if json and action not in _PRINTED:
         raise UsageError(f"{command} has no --json; list, show and try have")
+
+
+def given(scope: DeployScope, reason: str) -> str:
+    """The options that were given, as in `--job and --reason`."""
+    values = {
+        "--tenant": scope.tenant,
+        "--job": scope.job_name,
+        "--tag": scope.tag,
+        "--reason": reason,
+    }
+    return " and ".join(name for name, value in values.items() if value)
+
+
+def check_fits(store: Store, version: ModelVersion) -> None:
+    """Warn where a trial found that its drafts cannot pay. Raises `UsageError` where its tokens are
+    not the verifier's, and no trial beside another one found that they are."""
+    trials = [one for one in store.pair_trials() if one.proposer == version.fingerprint]
+    unfit = [one for one in trials if not one.numeric_class]
+    if unfit and len(unfit) == len(trials):
+        raise UsageError(f"{version.label} was tried and does not fit: {unfit[-1].reason}")
+    for one in trials:
+        if not one.pays:
+            remark(f"beside verifier {shown(one.verifier)}, {version.label}: {one.reason}")
 
 
 def _add(store: Store, name: str, files: str) -> None:
@@ -204,6 +227,7 @@ def _exactly(store: Store, wanted: str) -> ModelVersion:
 
 
 def _promote(store: Store, version: ModelVersion, scope: DeployScope, reason: str) -> None:
+    check_fits(store, version)
     store.promote(version.fingerprint, scope, reason)
     say(f"{version.label} drafts for {scope.words}, from the next groups on, where it is loaded")
     if version.origin.get("better") is False:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from specbatch.pipeline.operations.given import Given
     from specbatch.pipeline.operations.replay import Twice
 
+_MOST_DIGITS = 18  # of a row or sample: a store's whole number
+
 Named = Annotated[
     str,
     typer.Argument(metavar="COMPLETION", help="JOB/ROW, or JOB/ROW/SAMPLE; sample 0 if not named"),
@@ -121,10 +123,14 @@ def _text(path: str | None) -> str | None:
 def parts_of(name: str) -> tuple[str, int, int]:
     """Job, row and sample. Raises `UsageError`."""
     job, *numbers = name.split("/")
-    if not job or len(numbers) not in (1, 2) or not all(n.isdecimal() for n in numbers):
-        raise UsageError(f"{name!r} names no completion: use JOB/ROW or JOB/ROW/SAMPLE")
+    if not job or len(numbers) not in (1, 2) or not all(map(_is_place, numbers)):
+        raise UsageError(f"{name[:80]!r} names no completion: use JOB/ROW or JOB/ROW/SAMPLE")
     row, sample = (*map(int, numbers), 0)[:2]
     return job, row, sample
+
+
+def _is_place(number: str) -> bool:
+    return number.isdecimal() and len(number) <= _MOST_DIGITS
 
 
 def comparison(twice: Twice) -> Iterator[str]:

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from specbatch.jobs.cli.connect import load_settings
 from specbatch.jobs.cli.console import moment, say, say_json, show_whole
+from specbatch.jobs.cli.models import check_fits, given
 from specbatch.jobs.cli.options import ForJob, ForTag, ForTenant
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.learning.registry import find
@@ -27,7 +28,7 @@ from specbatch.pipeline.policy.rollout import (
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.fingerprint import shown
 from specbatch.schemas.registry import DeployScope
-from specbatch.schemas.rollouts import DEFAULT_STEPS, Observed, shares_of
+from specbatch.schemas.rollouts import DEFAULT_STEPS, Observed, Rollout, shares_of
 
 DEFAULT_PERCENTS = ",".join(f"{100 * share:g}" for share in DEFAULT_STEPS)
 
@@ -54,7 +55,8 @@ def rollout(
         str | None,
         typer.Argument(
             metavar="[MODEL]",
-            help="with start: NAME, NAME:VERSION or a fingerprint; with show: a rollout's number",
+            help="with start: NAME, NAME:VERSION or a fingerprint; with show and stop: a rollout's "
+            "number",
             show_default=False,
         ),
     ] = None,
@@ -84,7 +86,7 @@ def rollout(
 ) -> None:
     """Try a candidate draft model on a growing share of groups; promote it if it earns more.
 
-    Chance draws the groups. A candidate with fewer tokens per unit of cost, which is device time,
+    Chance draws the groups. A candidate with fewer tokens per device second
     ends at once; one with more drafts for all groups, and the next `specbatch learn`, local job or
     `specbatch rollout settle` promotes it. Outputs do not change.
     """
@@ -98,10 +100,11 @@ def rollout(
             _show(store, what or "", json)
         elif action is Action.START:
             model = find(store, what or "")
+            check_fits(store, model)
             begun = store.begin_rollout(model.fingerprint, scope, shares, reason.strip())
             say(f"rollout {begun.number}: {model.label} for {scope.words}, {begun.state}")
         elif action is Action.STOP:
-            ended = store.stop_rollout(scope, reason.strip())
+            ended = _stop(store, scope, what, reason.strip())
             say(f"rollout {ended.number} is stopped: its candidate drafts no more")
         else:
             _settle(store)
@@ -133,18 +136,31 @@ def _check(
         raise UsageError(f"{command} needs a model: see `specbatch models list`")
     if action is Action.SHOW and not what:
         raise UsageError(f"{command} needs a number: see `specbatch rollout list --history`")
-    if what and action not in (Action.START, Action.SHOW):
+    if what and action not in (Action.START, Action.SHOW, Action.STOP):
         raise UsageError(f"{command} takes no model: leave out {what!r}")
+    if what and action is Action.STOP and scope != DeployScope():
+        raise UsageError(f"{command} takes a number, or --tenant, --job and --tag: not both")
     if action in _SCOPED and not reason.strip():
         raise UsageError(f"{command} needs --reason: say why, for all who will ask")
     if action not in _SCOPED and (reason or scope != DeployScope()):
-        raise UsageError(f"{command} takes no --tenant, --job, --tag and --reason")
+        raise UsageError(f"{command} takes no {given(scope, reason)}")
     if action is not Action.START and steps != DEFAULT_PERCENTS:
         raise UsageError(f"{command} takes no --steps; start does")
     if history and action is not Action.LIST:
         raise UsageError(f"{command} takes no --history; list does")
     if json and action not in _PRINTED:
         raise UsageError(f"{command} has no --json; list and show have")
+
+
+def _stop(store: Store, scope: DeployScope, number: str | None, reason: str) -> Rollout:
+    """By number or scope. Raises `UsageError`, which names those that go on."""
+    live = store.rollouts()
+    found = [one for one in live if (str(one.number) == number if number else one.scope == scope)]
+    if not found:
+        which = f"rollout {number!r} that goes on" if number else f"rollout for {scope.words}"
+        there = "; ".join(f"{one.number} for {one.scope.words}" for one in live) or "none"
+        raise UsageError(f"there is no {which}; those that go on: {there}")
+    return store.stop_rollout(found[0].scope, reason)
 
 
 def _settle(store: Store) -> None:
@@ -206,7 +222,7 @@ def _show(store: Store, number: str, json: bool) -> None:
 def _figures(groups: Sequence[Observed]) -> dict[str, dict[str, Interval]]:
     sides = {"candidate": True, "present model": False}
     figures = {
-        "tokens per unit of cost": tokens_per_cost,
+        "tokens per device second": tokens_per_cost,
         "accepted share of tokens": accepted_share,
         "accepted tokens of a shadow draft": accepted_in_shadow,
     }

@@ -42,7 +42,8 @@ def submit_scheduled(
     """Submit or run what is due, or one time that is named; with `wait`, follow the last job."""
     schedule = load_schedule(file)
     at = None if logical_time is None else time_of(schedule, logical_time)
-    check_broker_url(settings)  # it may be away: workers find the job in the store
+    if schedule.is_job:
+        check_broker_url(settings)  # it may be away: workers find the job in the store
     with closing(make_store(settings)) as store, client(settings) as c:
         here = partial(carry_out, settings, store)
         ticker = Ticker(store, c, time.time, check_scheduled, here)

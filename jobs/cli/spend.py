@@ -12,7 +12,7 @@ import typer
 from specbatch.jobs.cli.console import say, say_json
 from specbatch.jobs.cli.stores import found_settings
 from specbatch.pipeline.bootstrap import make_store
-from specbatch.pipeline.operations.spending import sentence, spend_of
+from specbatch.pipeline.operations.spending import sentence, spend_of, usd
 
 OVER = 3  # exit code
 
@@ -36,6 +36,6 @@ def spend(
     else:
         say(sentence(found))
         if found.usual_usd_per_day is not None:
-            say(f"a day costs ${found.usual_usd_per_day:,.2f}, as in the last four weeks")
+            say(f"a day costs {usd(found.usual_usd_per_day)}, as in the last four weeks")
     if found.is_over:
         raise typer.Exit(OVER)

@@ -249,5 +249,9 @@ def summary(record: dict[str, Any], out: Path) -> Iterator[str]:
             f"(95 %: {of['low']:+.3f} to {of['high']:+.3f}), on {judging['tokens']:,} tokens of "
             f"{judging['prompts']:,} held-out prompts"
         )
-    verdict = "better than its parent" if record["better"] else "not surely better than its parent"
-    yield f"{out}: {verdict} (fingerprint {record['model']['digest'][:12]})"
+    from specbatch.pipeline.learning.training import verdict_of
+
+    yield (
+        f"{out}: {verdict_of(record)} than its parent "
+        f"(fingerprint {record['model']['digest'][:12]})"
+    )

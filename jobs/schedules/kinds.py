@@ -22,7 +22,7 @@ from specbatch.schemas.figures import SLOW_FALLS, SPEND
 from specbatch.schemas.rollouts import DEFAULT_STEPS, shares_of
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import model_ref
-from specbatch.schemas.training import LEAST_EPOCHS, DataOrder, Parameters
+from specbatch.schemas.training import LEAST_EPOCHS, MOST_EPOCHS, DataOrder, Parameters
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ def audit(options: AuditOptions, settings: Settings, store: Store, logical_at: f
 class LearnOptions(Options):
     model: str = Field(description="the draft model's name in the registry")
     verifier: str = Field(description="the model whose drafts it writes: folder or hub id")
-    folder: str = Field(default="models", description="where trained models go, a folder each")
+    folder: str = Field(default="trained", description="where trained models go, a folder each")
     tenant: str = Field(default=_DATA.tenant, description="whose jobs, and for whom it drafts")
     job: str = Field(default="", description="only jobs of this name")
     steps: tuple[float, ...] = Field(
@@ -115,7 +115,10 @@ class LearnOptions(Options):
         default=_DATA.held_out, ge=0.001, le=0.9, description="share of the prompts to judge by"
     )
     epochs: float = Field(
-        default=Parameters().epochs, ge=LEAST_EPOCHS, description="times to go through the data"
+        default=Parameters().epochs,
+        ge=LEAST_EPOCHS,
+        le=MOST_EPOCHS,
+        description="times to go through the data",
     )
 
     def beside(self, folder: Path) -> Self:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,6 +18,7 @@ from specbatch.schemas.errors import OutputError
 from specbatch.schemas.training import RECORD
 
 FILE = "checkpoint.pt"  # in the folder that the model goes to, until it is there
+LOCK = ".lock"  # in that folder, for good
 Tensors = dict[str, Tensor]
 
 
@@ -46,6 +48,30 @@ class Checkpoint:
     best: Tensors  # of the best step, as they will be served
 
 
+@contextmanager
+def locked(file: Path, instead: str) -> Iterator[None]:
+    """Keep other trainings out, until the block ends or the kernel ends the process.
+
+    `instead`: what else may be named. Raises `OutputError` while another one has it.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle = file.open("wb")
+    except OSError as error:
+        raise OutputError(f"nothing can be written to {file.parent}: {error.strerror}") from None
+    with handle:
+        if os.name != "nt":
+            import fcntl
+
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise OutputError(
+                    f"another training writes to {file.parent}: wait for it, or name {instead}"
+                ) from None
+        yield
+
+
 def about_of(out: Path) -> Mapping[str, Any] | None:
     """What the training in this folder is about, finished or not; None for an empty place.
 
@@ -67,12 +93,15 @@ def about_of(out: Path) -> Mapping[str, Any] | None:
 def record_of(out: Path) -> dict[str, Any] | None:
     """The record of a training that has ended. Raises `OutputError`."""
     try:
-        found: dict[str, Any] = orjson.loads((out / RECORD).read_bytes())
+        found = orjson.loads((out / RECORD).read_bytes())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise OutputError(f"{out / RECORD} cannot be read ({error}): delete the folder") from None
-    return found
+    about = found.get("about") if isinstance(found, dict) else None
+    if not isinstance(about, dict) or not {"parent", "until"} <= about.keys():
+        raise OutputError(f"{out / RECORD} is no record of a training: name another folder")
+    return dict(found)
 
 
 def check_same(out: Path, known: Mapping[str, Any], about: Mapping[str, Any]) -> None:
@@ -92,8 +121,10 @@ def save(out: Path, checkpoint: Checkpoint) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         replace_file(out / FILE, lambda file: torch.save(fields, file))
-    except OSError as error:
-        raise OutputError(f"no checkpoint can be written to {out}: {error.strerror}") from None
+    except (OSError, RuntimeError) as error:  # torch hides what the system said
+        said = error if isinstance(error, OSError) else error.__context__
+        why = said.strerror if isinstance(said, OSError) else "the disk may be full"
+        raise OutputError(f"no checkpoint can be written to {out}: {why}") from None
 
 
 def load(out: Path, device: str = "cpu") -> Checkpoint:
@@ -111,9 +142,13 @@ def load(out: Path, device: str = "cpu") -> Checkpoint:
 def replace_file(path: Path, write: Callable[[BinaryIO], object]) -> None:
     """Write beside, sync, rename: after a crash there is the old file or the new one, whole."""
     beside = path.with_name(f".{path.name}.part")
-    with beside.open("wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    try:
+        with beside.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except Exception:
+        beside.unlink(missing_ok=True)  # a full disk has room again
+        raise
     sync_folder(path.parent)

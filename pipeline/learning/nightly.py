@@ -14,17 +14,18 @@ import hashlib
 import json
 import logging
 import re
+import shlex
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from specbatch.pipeline.engines.models.model_folder import inspect_model
-from specbatch.pipeline.learning.checkpoints import about_of, record_of
+from specbatch.pipeline.engines.models.model_folder import check_pair, inspect_model
+from specbatch.pipeline.learning.checkpoints import LOCK, about_of, locked, record_of
 from specbatch.pipeline.learning.gate import Pair, try_pair
 from specbatch.pipeline.learning.registry import register, unchanged
-from specbatch.pipeline.learning.training import Watcher
+from specbatch.pipeline.learning.training import Watcher, verdict_of
 from specbatch.pipeline.learning.wiring import train
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.errors import UsageError
@@ -87,21 +88,36 @@ def learn(
     order: LearnOrder,
     night: str,
     is_stopped: Callable[[], bool] = lambda: False,
+    watcher: Watcher = Watcher(log.info),
 ) -> Learned:
     """`night` names the folder of this run's model: a run that is repeated resumes, and one that
     had ended says what became of it.
 
     Raises `UsageError` where no model of the name is deployed, or there is nothing to learn from.
     """
-    _settle(store)
     out = order.folder / order.folder_name(night)
+    with locked(out / f"{LOCK}-night", "another --night"):
+        return _learn(settings, store, order, night, out, is_stopped, watcher)
+
+
+def _learn(
+    settings: Settings,
+    store: Store,
+    order: LearnOrder,
+    night: str,
+    out: Path,
+    is_stopped: Callable[[], bool],
+    watcher: Watcher,
+) -> Learned:
+    _settle(store)
     verifier = inspect_model(order.verifier)
     data = order.data_of(verifier.fingerprint.digest)
     record = record_of(out)
     if record is None:
-        watcher = Watcher(log.info, is_stopped=is_stopped)
         parent = _parent(store, order, out)
-        record = train(settings, store, parent, out, data, order.parameters, watcher)
+        check_pair(verifier, inspect_model(parent))  # before hours of training
+        watching = replace(watcher, is_stopped=is_stopped)
+        record = train(settings, store, parent, out, data, order.parameters, watching)
     if not record["better"]:
         return _not_better(store, order, record)
     folder = inspect_model(str(out))
@@ -144,12 +160,18 @@ def _parent(store: Store, order: LearnOrder, out: Path) -> str:
     deployed = deployed_for(store.deployments(), scope.tenant, scope.job_name)
     present = models.get(deployed.get(None, ""))
     if present is None or present.name != order.name:
+        here = "" if present is None else f", where {present.label} drafts"
         raise UsageError(
-            f"no version of {order.name} is deployed for {scope.words}: begin with "
+            f"no version of {order.name} is deployed for {scope.words}{here}: begin with "
             f"`specbatch models add {order.name} FOLDER` and `specbatch models promote "
-            f"{order.name}`"
+            f"{order.name} {_options(scope if present else DeployScope())}--reason WHY`"
         )
     return unchanged(present if goes_on is None else models[goes_on.fingerprint])
+
+
+def _options(scope: DeployScope) -> str:
+    named = {"--tenant": scope.tenant, "--job": scope.job_name}
+    return "".join(f"{option} {shlex.quote(value)} " for option, value in named.items() if value)
 
 
 def _gain(record: dict[str, Any]) -> str:
@@ -159,7 +181,8 @@ def _gain(record: dict[str, Any]) -> str:
 
 
 def _not_better(store: Store, order: LearnOrder, record: dict[str, Any]) -> Learned:
-    summary = f"not surely better than its parent: {_gain(record)}"
+    verdict = verdict_of(record)
+    summary = f"{verdict} than its parent: {_gain(record)}"
     goes_on = _now(store, order)
     if goes_on is not None:
         groups = len(store.rollout_groups(goes_on.number))

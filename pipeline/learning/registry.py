@@ -106,8 +106,8 @@ def loaded_refs(store: Store, ref: str) -> list[str]:
     live.sort(key=lambda one: one.scope.narrowness)
     if not live:
         raise UsageError(
-            f"no version of {model.name} is deployed: run `specbatch models promote {model.name}`, "
-            f"or name a version: {PREFIX}{model.label}"
+            f"no version of {model.name} is deployed: run `specbatch models promote {model.name} "
+            f"--reason WHY`, or name a version: {PREFIX}{model.label}"
         )
     deployed = dict.fromkeys(one.fingerprint for one in live)
     refs = [unchanged(versions[fingerprint]) for fingerprint in deployed]

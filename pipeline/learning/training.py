@@ -12,7 +12,7 @@ import copy
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -21,6 +21,7 @@ from typing import Any
 
 import orjson
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from specbatch.pipeline.engines.contract import ModelFolder
@@ -115,6 +116,17 @@ class Training:
                     "the held-out outputs have one token each, which no draft can save: name jobs "
                     "with longer outputs"
                 )
+
+
+def verdict_of(record: Mapping[str, Any]) -> str:
+    """`better`, `worse`, or `not surely better` where the interval has 0 in it."""
+    if record["better"]:
+        return "better"
+    return (
+        "worse"
+        if record["held_out"]["accepted_length"]["difference"]["high"] < 0
+        else ("not surely better")
+    )
 
 
 def prompts_of(examples: Sequence[Example]) -> int:
@@ -264,7 +276,7 @@ class _Run:
             data = orjson.dumps(record, option=orjson.OPT_INDENT_2)
             checkpoints.replace_file(self.out / RECORD, lambda file: file.write(data))
             (self.out / checkpoints.FILE).unlink()
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             raise OutputError(f"no model can be written to {self.out}: {error}") from None
         return record
 

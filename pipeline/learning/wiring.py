@@ -15,7 +15,7 @@ from specbatch.pipeline.engines.contract import ModelFolder
 from specbatch.pipeline.engines.exact.model.device import DeviceOptions
 from specbatch.pipeline.engines.models.model_folder import inspect_model, vocabulary_digest
 from specbatch.pipeline.learning import speculators
-from specbatch.pipeline.learning.checkpoints import about_of
+from specbatch.pipeline.learning.checkpoints import LOCK, about_of, locked
 from specbatch.pipeline.learning.datasets import DataSet, DataSets, Wanted
 from specbatch.pipeline.learning.training import Training, Watcher
 from specbatch.pipeline.ledger.contract import Store
@@ -34,6 +34,8 @@ def export(
 
     The folder must be new or empty. Raises `SpecbatchError`.
     """
+    if out.exists() and not out.is_dir():
+        raise OutputError(f"--out {out} is a file: name a folder that is new or empty")
     if out.exists() and any(out.iterdir()):
         raise OutputError(f"--out {out} is not empty: name a folder that is new or empty")
     parent = inspect_model(proposer)
@@ -55,11 +57,12 @@ def train(
     """
     DeviceOptions(parameters.device).check()
     parent = inspect_model(proposer)
-    if order.until is None:
-        known = about_of(out)
-        order = replace(order, until=time.time() if known is None else known["until"])
-    data = _data(settings, store, parent, out, order, watcher)
-    return Training(parent, data, order, parameters, out, watcher).run()
+    with locked(out / LOCK, "another folder"):
+        if order.until is None:
+            known = about_of(out)
+            order = replace(order, until=time.time() if known is None else known["until"])
+        data = _data(settings, store, parent, out, order, watcher)
+        return Training(parent, data, order, parameters, out, watcher).run()
 
 
 def _data(

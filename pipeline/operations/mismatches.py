@@ -59,16 +59,19 @@ class Mismatches:
     without_texts: int  # jobs
     refused: int
     proposed: int
+    accepted: int
     tokens: Sequence[RefusedToken]
     tags: Sequence[RefusedTag]
 
     @property
     def sentence(self) -> str:
+        jobs = f"{self.jobs:,} job{'s' if self.jobs != 1 else ''}"
         if not self.refused:
-            return f"no draft was refused in {self.jobs:,} jobs"
+            return f"no draft was refused in {jobs}"
+        untested = self.proposed - self.accepted - self.refused
         return (
-            f"{self.refused:,} drafts refused of {self.proposed:,} tokens proposed in "
-            f"{self.jobs:,} jobs"
+            f"of {self.proposed:,} tokens proposed in {jobs} {self.accepted:,} were accepted, "
+            f"{self.refused:,} refused, and {untested:,} behind those not tested"
         )
 
 
@@ -76,6 +79,7 @@ class Mismatches:
 class _Counts:
     jobs: int = 0
     without_texts: int = 0
+    accepted: int = 0
     tokens: Counter[tuple[str, int]] = field(default_factory=Counter)  # by verifier and id
     tags: Counter[str | None] = field(default_factory=Counter)
     proposed: Counter[str | None] = field(default_factory=Counter)
@@ -90,6 +94,7 @@ class _Counts:
             for record, count in zip(traced, refused, strict=True):
                 self.tags[record.tag] += int(count)
                 self.proposed[record.tag] += record.proposed
+                self.accepted += record.accepted
             ids, counts = np.unique(table.rejected[table.is_rejection], return_counts=True)
             for token_id, count in zip(ids.tolist(), counts.tolist(), strict=True):
                 if token_id != MASKED:
@@ -123,7 +128,8 @@ def _ranked(counts: _Counts, top: int, decode: Decode) -> Mismatches:
         for tag, count in _most(counts.tags, top)
     ]
     proposed = counts.proposed.total()
-    return Mismatches(counts.jobs, counts.without_texts, refused, proposed, tokens, tags)
+    jobs = (counts.jobs, counts.without_texts)
+    return Mismatches(*jobs, refused, proposed, counts.accepted, tokens, tags)
 
 
 def _most(counts: Counter[T], top: int) -> list[tuple[T, int]]:

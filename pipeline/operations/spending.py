@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.policy.costs.month import LeasedTime, MonthSpend, month_spend
 from specbatch.schemas.timekeeping import SessionRow
@@ -19,13 +21,19 @@ def _leased(session: SessionRow) -> LeasedTime:
     return LeasedTime(session.started_at, end, session.device.price_microusd / 1e6)
 
 
+def usd(value: float) -> str:
+    """`$12.00`; of less than a dollar two digits that count, however small: `$0.00042`."""
+    places = 2 if value >= 1 or not value else 1 - math.floor(math.log10(value))
+    return f"${value:,.{max(2, places)}f}"
+
+
 def sentence(spend: MonthSpend) -> str:
     """`$12.00 in 2026-01 so far, $31.50 expected at its end, limit $30.00: over it`."""
-    said = f"${spend.to_date_usd:,.2f} in {spend.month} so far"
+    said = f"{usd(spend.to_date_usd)} in {spend.month} so far"
     if spend.forecast_usd is None:
         said += "; less than a day is known, so no forecast"
     else:
-        said += f", ${spend.forecast_usd:,.2f} expected at its end"
+        said += f", {usd(spend.forecast_usd)} expected at its end"
     if spend.limit_usd is not None:
-        said += f"; limit ${spend.limit_usd:,.2f}" + (": above it" if spend.is_over else "")
+        said += f"; limit {usd(spend.limit_usd)}" + (": above it" if spend.is_over else "")
     return said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +46,23 @@ def test_nights_are_shown_beside_their_baseline(cli: Any, folder: Path) -> None:
 def test_a_steady_job_has_no_slow_fall_and_an_unknown_one_no_nights(cli: Any, folder: Path) -> None:
     learn(folder, "steady", 0.0)
     assert cli("acceptance", "steady").out.count("no slow fall (score 0.0, a fall from 12 on)") == 2
-    missing = cli("acceptance", "steady", "--tenant", "other")
-    assert missing.out == "nothing was drafted for jobs named 'steady' of tenant 'other'\n"
-    assert cli("acceptance", "other", "--json").json == {
-        "name": "other",
-        "series": [],
-        "accepted": 0,
-    }
+    for more in ([], ["--json"]):
+        missing = cli("acceptance", "steady", "--tenant", "other", *more)
+        assert (missing.code, missing.complaint) == (
+            2,
+            "nothing was drafted for jobs named 'steady' of tenant 'other'; names of its jobs: "
+            "none",
+        )
+
+
+def test_two_models_of_one_name_have_a_line_each(cli: Any, folder: Path) -> None:
+    with closing(SqlStore(f"sqlite:///{folder / 'specbatch-data' / 'specbatch.db'}")) as store:
+        for fingerprint, agreed in (("a" * 64, 900.0), ("b" * 64, 100.0)):
+            count = AcceptanceCount("draft:2", None, agreed, 1_000.0, fingerprint=fingerprint)
+            store.learn_acceptance("default", "docs", [count])
+    told = cli("acceptance", "docs").out.splitlines()
+    assert ["aaaaaaaaaaaa" in told[1], "90.0%" in told[1]] == [True, True]
+    assert ["bbbbbbbbbbbb" in told[2], "10.0%" in told[2]] == [True, True]
+    assert told[3].startswith("draft, 2 models together, (no tag): ")
+    (series,) = cli("acceptance", "docs", "--json").json["series"]
+    assert [night["acceptance"] for night in series["nights"]] == [0.9, 0.1]

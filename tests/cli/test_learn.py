@@ -23,7 +23,7 @@ from specbatch.pipeline.learning.nightly import LearnOrder
 from specbatch.pipeline.learning.wiring import train
 from specbatch.schemas.registry import DeployScope
 from specbatch.schemas.rollouts import Observed
-from support.models import TinyPair
+from support.models import TinyPair, tiny_llama
 
 pytestmark = pytest.mark.pipeline  # trains and runs models
 
@@ -105,10 +105,11 @@ def test_a_night_trains_tries_and_rolls_out_and_the_next_one_promotes(
     assert first.code == 0, first.err
     learned = first.json
     assert learned["record"]["better"]
+    assert "accepted draft tokens per pass" in first.err, "it says how it goes on"
     candidate = learned["candidate"]["fingerprint"]
     assert learned["trial"]["proposer"] == learned["rollout"]["fingerprint"] == candidate
     assert "begins rollout 1" in learned["summary"]
-    (made,) = (folder / "models").glob("small-docs-1-*")
+    (made,) = (folder / "trained").glob("small-docs-1-*")
     assert (made / "training.json").is_file()
     again = cli(*learning, "--night", "1", "--json")
     assert (again.code, again.json["record"]) == (0, learned["record"])
@@ -209,6 +210,37 @@ def test_a_training_that_is_resumed_keeps_its_parent(
     assert done.json["record"]["parent"]["digest"] == parent
 
 
+def test_two_at_once_for_one_night(cli: Any, learning: list[object]) -> None:
+    folder = Path("trained") / order("small", job="docs").folder_name("1")
+    with checkpoints.locked(folder / f"{checkpoints.LOCK}-night", "another --night"):
+        done = cli(*learning, "--night", "1")
+    assert done.code == 2
+    assert done.complaint == (
+        f"another training writes to {folder}: wait for it, or name another --night"
+    )
+
+
+def test_what_a_night_cannot_begin_with_is_said_before_it_trains(
+    cli: Any, folder: Path, tiny_pair: TinyPair
+) -> None:
+    for name, files, more in (
+        ("small", tiny_pair.draft, []),
+        ("large", tiny_pair.verifier, ["--tenant", "default", "--job", "docs"]),
+    ):
+        cli("models", "add", name, files)
+        assert cli("models", "promote", name, "--reason", "the first one", *more).code == 0
+    other = tiny_llama(folder / "other", vocab_size=310, layers=1)
+    for verifier, said in ((other, "must share one vocabulary"), ("NOSUCH", "NOSUCH")):
+        done = cli("learn", "small", "--verifier", verifier)
+        assert (done.code, said in done.complaint) == (2, True), done.complaint
+    done = cli("learn", "small", "--verifier", tiny_pair.verifier, "--job", "docs")
+    assert done.complaint == (
+        "no version of small is deployed for tenant default, job docs, where large:1 drafts: begin "
+        "with `specbatch models add small FOLDER` and `specbatch models promote small "
+        "--tenant default --job docs --reason WHY`"
+    )
+
+
 def interrupted(*_: Any) -> None:
     raise KeyboardInterrupt
 
@@ -226,7 +258,7 @@ def stopped_training(*args: Any, at: int) -> dict[str, Any]:
 
 
 def order(name: str, **more: Any) -> LearnOrder:
-    return LearnOrder(name, "verifier", Path("models"), **more)
+    return LearnOrder(name, "verifier", Path("trained"), **more)
 
 
 def test_every_order_has_a_folder_of_its_own() -> None:

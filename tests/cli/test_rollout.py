@@ -11,6 +11,7 @@ import pytest
 from specbatch.jobs.cli.connect import load_settings
 from specbatch.jobs.cli.worker import registered
 from specbatch.pipeline.bootstrap import make_store
+from specbatch.schemas.registry import PairTrial
 from specbatch.schemas.rollouts import Observed
 from support.models import TinyPair
 
@@ -51,7 +52,7 @@ def test_a_candidate_is_tried_shown_and_promoted(cli: Any, tiny_pair: TinyPair) 
     shown = cli("rollout", "show", "1").out.splitlines()
     assert shown[1].endswith("by alice@laptop: trained on Monday")
     assert "2 groups, 1 with the candidate" in shown[2]
-    assert any("per unit of cost, candidate: 500 (one group)" in line for line in shown)
+    assert any("per device second, candidate: 500 (one group)" in line for line in shown)
     assert any("shadow draft, present model: 3.333 (95 %: " in line for line in shown)
     assert cli("rollout", "settle").out == "no candidate waits to be promoted\n"
     observe(80, 1000, 10)
@@ -62,20 +63,34 @@ def test_a_candidate_is_tried_shown_and_promoted(cli: Any, tiny_pair: TinyPair) 
     assert found["deployments"][0]["reason"].startswith("rollout 1: better")
     ended = cli("rollout", "show", "1", "--json").json
     assert (ended["outcome"], ended["better"] >= 50) == ("better", True)
-    figures = ended["figures"]["tokens per unit of cost"]
+    figures = ended["figures"]["tokens per device second"]
     assert figures["candidate"]["low"] > figures["present model"]["high"]
 
 
 def test_a_rollout_is_stopped_and_stays_in_the_history(cli: Any) -> None:
     begun = cli("rollout", "start", "docs:2", "--tag", "news", "--reason", "news first")
     assert begun.out == "rollout 1: docs:2 for tag news, in shadow\n"
-    done = cli("rollout", "stop", "--tag", "news", "--reason", "the wrong one")
+    missed = cli("rollout", "stop", "--tag", "old", "--reason", "x")
+    assert missed.complaint == ("there is no rollout for tag old; those that go on: 1 for tag news")
+    done = cli("rollout", "stop", "1", "--reason", "the wrong one")
     assert done.out == "rollout 1 is stopped: its candidate drafts no more\n"
     assert cli("rollout", "list").out.startswith("no rollouts")
     assert "stopped" in cli("rollout", "list", "--history").out
     (one,) = json.loads(cli("rollout", "list", "--history", "--json").out)
     assert (one["end_reason"], one["ended_by"]) == ("the wrong one", "alice@laptop")
     assert "the wrong one" in cli("rollout", "show", "1").out
+
+
+@pytest.mark.parametrize("numeric_class", ["", "a-class"])
+def test_what_a_trial_found_of_a_model_counts(cli: Any, numeric_class: str) -> None:
+    models = cli("models", "list", "--json").json
+    with closing(make_store(load_settings())) as store:
+        of = ("f" * 64, models[1]["fingerprint"], numeric_class)
+        store.add_pair_trial(PairTrial(*of, False, "they must share one vocabulary", {}))
+    for command in (["rollout", "start"], ["models", "promote"]):
+        done = cli(*command, "docs:2", "--tag", command[0], "--reason", "x")
+        assert done.code == (0 if numeric_class else 2)
+        assert "they must share one vocabulary" in done.err
 
 
 @pytest.mark.parametrize(
@@ -93,10 +108,12 @@ def test_a_rollout_is_stopped_and_stays_in_the_history(cli: Any) -> None:
         (["show"], "needs a number"),
         (["show", "7"], "no rollout '7'"),
         (["list", "docs"], "takes no model"),
-        (["list", "--tag", "news"], "takes no --tenant"),
+        (["list", "--tag", "news"], "takes no --tag\n"),
         (["settle", "--steps", "5,100"], "takes no --steps"),
         (["stop", "--history", "--reason", "x"], "takes no --history"),
-        (["stop", "--reason", "x"], "no rollout for everything"),
+        (["stop", "--reason", "x"], "no rollout for everything; those that go on: none"),
+        (["stop", "7", "--reason", "x"], "no rollout '7' that goes on; those that go on: none"),
+        (["stop", "7", "--tag", "x", "--reason", "x"], "takes a number, or --tenant"),
     ],
 )
 def test_what_cannot_be_done_is_said(cli: Any, arguments: list[str], said: str) -> None:

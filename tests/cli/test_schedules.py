@@ -160,6 +160,19 @@ def test_a_timer_that_comes_again_submits_nothing_again(
     assert len(store.list_jobs()) == 1
 
 
+def test_upkeep_needs_no_broker(
+    cli: Cli, place: Path, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECBATCH_BROKER_URL", "memory://")
+    file = place / "jobs" / "schedules" / "money.yaml"
+    file.write_text(yaml.safe_dump({"cron": CRON, "kind": "spend"}))
+    called = cli("submit-job", "--schedule", file, "--logical-time", f"{LAST:%Y-%m-%d}")
+    assert called.code == 0, called.err
+    (run,) = store.schedule_runs("money")
+    assert run.state is RunState.DONE
+    assert "the broker is memory://" in cli("submit-job", "--schedule", write(place)).complaint
+
+
 def test_what_cannot_be_submitted_is_an_error(cli: Cli, place: Path, store: SqlStore) -> None:
     file = write(place)
     seen(store, file)

@@ -13,6 +13,7 @@ import orjson
 import pytest
 from cli.conftest import write
 
+from specbatch.pipeline.learning import checkpoints
 from specbatch.schemas.training import RECORD
 from support.models import TinyPair, tiny_llama
 from support.workers import BIN, wait_until
@@ -153,6 +154,14 @@ def test_the_data_set_can_be_written_for_another_trainer(
         (["--since", "0m"], "nothing to learn from for tenant 'default': "),
         (["--since", "yesterday"], "--since 'yesterday' is neither an age nor a time"),
         (["--device", "cuda:77"], "device `cuda:77` is not here"),
+        (["--epochs", "inf"], "--epochs inf must be from 0.01 to 10,000"),
+        (["--epochs", "nan"], "--epochs nan must be from 0.01 to 10,000"),
+        (["--learning-rate", "inf"], "--learning-rate inf must be a finite number"),
+        (["--out", "prompts.parquet"], "nothing can be written to prompts.parquet: "),
+        (
+            ["--out", "prompts.parquet", "--export", "speculators"],
+            "--out prompts.parquet is a file: name a folder",
+        ),
         (["--proposer", "nowhere/at/all"], "model folder `nowhere/at/all` does not exist"),
     ],
 )
@@ -162,6 +171,15 @@ def test_what_cannot_be_is_refused_in_a_sentence(
     done = cli(*taught, "--out", "new", *more)
     assert done.code == 2
     assert done.complaint.startswith(said)
+
+
+def test_two_trainings_at_once_in_one_folder(cli: Any, taught: list[object]) -> None:
+    with checkpoints.locked(Path("new") / checkpoints.LOCK, "another folder"):
+        done = cli(*taught, "--out", "new")
+    assert (done.code, done.complaint) == (
+        2,
+        "another training writes to new: wait for it, or name another folder",
+    )
 
 
 def test_a_proposer_of_other_tokens_is_refused_by_the_job_s_name(

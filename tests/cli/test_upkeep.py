@@ -18,12 +18,15 @@ from cli.conftest import Cli
 from ledger.builders import Clock
 from sqlalchemy import text
 
+from specbatch.jobs.cli.cost import saved_line
 from specbatch.jobs.cli.main import main
 from specbatch.jobs.schedules.kinds import KINDS, Outcome
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.sql.databases import make_engine
+from specbatch.pipeline.operations.spending import usd
 from specbatch.pipeline.outputs.token_table import token_table
+from specbatch.schemas.job_figures import Savings
 from specbatch.schemas.records import JobRow
 from specbatch.schemas.schedules import RunState, ScheduleRun
 from specbatch.schemas.settings import Settings
@@ -116,7 +119,13 @@ def test_the_most_refused_come_first_and_the_run_says_how_many(cli: Cli, store: 
     said = cli("mismatches", "--top", 2)
     first = said.out.splitlines()[0]
     assert run("mismatches", store, top=2).summary == first
-    assert first.endswith("tokens proposed in 2 jobs")
+    of = cli("mismatches", "--json").json
+    untested = of["proposed"] - of["accepted"] - of["refused"]
+    assert untested > 0
+    assert first == (
+        f"of {of['proposed']:,} tokens proposed in 2 jobs {of['accepted']:,} were accepted, "
+        f"{of['refused']:,} refused, and {untested:,} behind those not tested"
+    )
     rows = [line.split() for line in said.out.splitlines() if line.split()[1].endswith("%")]
     assert len(rows) == 4
     assert int(rows[0][0]) >= int(rows[1][0])
@@ -207,6 +216,21 @@ def test_spend_is_what_sessions_leased_and_above_a_limit_the_exit_code_is_3(
     assert found.is_well, "the alert tells"
     assert found.found is not None
     assert found.found["spend"]["limit"] == 3.0
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.0, "$0.00"), (0.00042, "$0.00042"), (0.5, "$0.50"), (1234.5, "$1,234.50")],
+)
+def test_small_sums_have_digits(value: float, shown: str) -> None:
+    assert usd(value) == shown
+
+
+def test_a_loss_is_a_negative_saving_inside_its_interval() -> None:
+    saved = Savings(-0.0001, -0.0025, 0.0024, 1.0, 0.98, 9)
+    assert saved_line(saved, is_drafted=True) == (
+        "saved against depth 0: -$0.000100 (0.98×), 95 % interval -$0.002500 to $0.002400"
+    )
 
 
 # --- figures --------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import orjson
 import pytest
@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from specbatch.pipeline.engines.models.model_folder import check_pair, inspect_model
 from specbatch.pipeline.learning import checkpoints
-from specbatch.pipeline.learning.training import Watcher
+from specbatch.pipeline.learning.training import Watcher, verdict_of
 from specbatch.schemas.errors import ModelError, OutputError, UsageError
 from specbatch.schemas.training import RECORD
 from support.models import TinyPair, tiny_llama
@@ -193,3 +193,55 @@ def test_quantised_weights_are_refused(tmp_path: Path, tiny_pair: TinyPair) -> N
     (parent / "config.json").write_bytes(orjson.dumps(config))
     with pytest.raises(ModelError, match="has quantised weights, which cannot be trained"):
         training(str(parent), tmp_path / "out").run()
+
+
+def test_a_full_disk_leaves_no_part_of_a_checkpoint_and_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_fields: object, file: BinaryIO) -> None:
+        file.write(b"PK")
+        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0")
+
+    monkeypatch.setattr(torch, "save", full)
+    one = checkpoints.Checkpoint({}, checkpoints.Progress(), {}, {}, {})
+    with pytest.raises(OutputError, match=r"no checkpoint can be written to .*: the disk may be"):
+        checkpoints.save(tmp_path, one)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("better", "high", "verdict"),
+    [(True, 0.3, "better"), (False, 0.001, "not surely better"), (False, -0.002, "worse")],
+)
+def test_an_interval_below_zero_is_worse(better: bool, high: float, verdict: str) -> None:
+    held_out = {"accepted_length": {"difference": {"high": high}}}
+    assert verdict_of({"better": better, "held_out": held_out}) == verdict
+
+
+@pytest.mark.parametrize("record", [b"{}", b"[]", b'{"about": {}}'])
+def test_a_record_that_is_none_is_told(tmp_path: Path, record: bytes) -> None:
+    (tmp_path / RECORD).write_bytes(record)
+    with pytest.raises(OutputError, match="is no record of a training: name another folder"):
+        checkpoints.about_of(tmp_path)
+
+
+def test_a_folder_is_of_one_training_until_that_dies(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path\n"
+        "from specbatch.pipeline.learning.checkpoints import locked\n"
+        "with locked(Path(sys.argv[1]), 'x'): print('has it', flush=True); time.sleep(60)"
+    )
+    lock = tmp_path / "new" / checkpoints.LOCK
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(lock)], stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "has it\n"
+        with (
+            pytest.raises(OutputError, match=r"another training writes to .*new: wait for it, or"),
+            checkpoints.locked(lock, "another folder"),
+        ):
+            pass
+        other.kill()
+    with checkpoints.locked(lock, "another folder"):
+        assert checkpoints.about_of(lock.parent) is None, "a lock is no training"

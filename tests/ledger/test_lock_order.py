@@ -7,12 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 from contracts.shorthand import claim, claim_job
 from ledger.builders import JOB, LEASE_SEC, new_group, new_job, position
-from sqlalchemy import Engine, select, text
+from sqlalchemy import Engine, literal, select, text, update
 
+from specbatch.pipeline.ledger.sql import registry
 from specbatch.pipeline.ledger.sql.databases import make_engine
 from specbatch.pipeline.ledger.sql.migrate import open_store
 from specbatch.schemas.records import Stage
-from specbatch.schemas.tables import Group, Job
+from specbatch.schemas.registry import DeployScope, NewModel
+from specbatch.schemas.tables import Group, Job, Rollout
 
 _WAITING = text(
     "SELECT count(*) FROM pg_stat_activity"
@@ -45,3 +47,26 @@ def until_somebody_waits(engine: Engine) -> None:
         while not conn.scalar(_WAITING):
             conn.rollback()  # a transaction sees the same activity for as long as it lasts
             assert time.monotonic() < deadline, "nobody waits for a lock"
+
+
+def test_a_rollout_that_begins_beside_a_promotion_is_compared_with_what_serves(
+    postgres_url: str,
+) -> None:
+    """And settling, which locks rollouts first, waits for the promotion before it locks any."""
+    store, other = open_store(postgres_url), make_engine(postgres_url)
+    for fingerprint in ("aa", "bb", "cc"):
+        store.add_model(NewModel(fingerprint, "docs", f"/models/{fingerprint}"))
+    store.promote("aa", DeployScope(), "the first")
+    with ThreadPoolExecutor(1) as pool:
+        with other.begin() as conn:
+            registry.promote(conn, literal(1.0), "cc", DeployScope(), "by hand")
+            beginning = pool.submit(store.begin_rollout, "bb", DeployScope(), (0.5, 1.0), "new")
+            until_somebody_waits(other)
+        assert beginning.result(60).present == "cc"
+    with other.begin() as conn:  # as an older version could leave it
+        conn.execute(update(Rollout).values(present="aa"))
+    (settled,) = store.settle_rollouts()
+    assert settled.end_reason == "the model that it was compared with serves no more"
+    assert store.rollouts() == []
+    store.close()
+    other.dispose()

@@ -21,6 +21,7 @@ from specbatch.schemas.tables import Model as ModelTable
 from specbatch.schemas.tables import PairTrial as PairTrialTable
 from specbatch.schemas.tables import Rollout as RolloutTable
 
+_LOCK_ID = 0x5BEC_0A1E  # of `alone`; any number that migrations do not lock
 _TRIES = 8  # to get a version number, while others take some
 
 
@@ -88,11 +89,22 @@ def promote(
     conn: Connection, now: Now, fingerprint: str, scope: DeployScope, reason: str
 ) -> Deployment:
     """The model drafts for the scope from now on; the one before it does no more."""
+    alone(conn)
     locked(conn, fingerprint)
     _end(conn, now, scope)
     begun = _begin(conn, now, fingerprint, scope, reason)
-    _stop_stale_rollouts(conn, now, f"promoted: {reason}")
+    stop_stale_rollouts(conn, now, f"promoted: {reason}")
     return begun
+
+
+def alone(conn: Connection) -> None:
+    """No other transaction changes deployments and rollouts until this one ends.
+
+    Taken before any row, so what is read next is so, and nobody waits in a ring. SQLite has one
+    writer at a time.
+    """
+    if conn.dialect.name == "postgresql":
+        conn.exec_driver_sql("SELECT pg_advisory_xact_lock(%s)", (_LOCK_ID,))
 
 
 def roll_back(conn: Connection, now: Now, scope: DeployScope, reason: str) -> Deployment | None:
@@ -101,6 +113,7 @@ def roll_back(conn: Connection, now: Now, scope: DeployScope, reason: str) -> De
     What a rollback has ended is not brought back by a later one. Raises `UsageError` where no model
     is deployed.
     """
+    alone(conn)
     live = select(*DeploymentTable.__table__.c).where(
         *_of(scope), DeploymentTable.ended_at.is_(None)
     )
@@ -122,12 +135,12 @@ def roll_back(conn: Connection, now: Now, scope: DeployScope, reason: str) -> De
     )
     before = conn.execute(earlier).first()
     if before is not None:
-        locked(conn, before.fingerprint)  # models before deployments, as in `promote`
+        locked(conn, before.fingerprint)
     _end(conn, now, scope, reason)
     begun = None
     if before is not None:
         begun = _begin(conn, now, before.fingerprint, scope, reason, restores=_place(before))
-    _stop_stale_rollouts(conn, now, f"rolled back: {reason}")
+    stop_stale_rollouts(conn, now, f"rolled back: {reason}")
     return begun
 
 
@@ -187,18 +200,27 @@ def present(live: Iterable[Deployment], scope: DeployScope) -> Deployment | None
     return max(covering, key=lambda one: one.scope.narrowness, default=None)
 
 
-def _stop_stale_rollouts(conn: Connection, now: Now, reason: str) -> None:
-    """Those whose groups were compared with a model that drafts for the scope no more."""
-    query = select(RolloutTable).where(RolloutTable.ended_at.is_(None))
+def stale_rollouts(conn: Connection) -> list[int]:
+    """Those whose groups are compared with a model that drafts for the scope no more."""
+    query = select(*RolloutTable.__table__.c).where(RolloutTable.ended_at.is_(None))
     live = deployments(conn)
-    for row in conn.execute(query.with_only_columns(*RolloutTable.__table__.c)).all():
+    found = []
+    for row in conn.execute(query):
         serving = present(live, DeployScope(row.tenant, row.job_name, row.tag))
         if serving is None or serving.fingerprint != row.present:
-            ended = {"ended_at": now, "ended_by": audit_log.actor_of(conn)}
-            said = {"outcome": Outcome.STOPPED.value, "end_reason": masked(reason)}
-            conn.execute(
-                update(RolloutTable).where(RolloutTable.id == row.id).values(**ended, **said)
-            )
+            found.append(row.id)
+    return found
+
+
+def stop_stale_rollouts(conn: Connection, now: Now, reason: str) -> list[int]:
+    """After `alone`; returns their numbers."""
+    ended = {"ended_at": now, "ended_by": audit_log.actor_of(conn)}
+    said = {"outcome": Outcome.STOPPED.value, "end_reason": masked(reason)}
+    numbers = stale_rollouts(conn)
+    stopping = update(RolloutTable).where(RolloutTable.id.in_(numbers))
+    if numbers:
+        conn.execute(stopping.values(**ended, **said))
+    return numbers
 
 
 def retire_the_worse(conn: Connection, now: Now) -> None:
@@ -210,7 +232,7 @@ def retire_the_worse(conn: Connection, now: Now) -> None:
     which = select(ModelTable.fingerprint).where(*waiting).order_by(ModelTable.fingerprint)
     if conn.execute(which).first() is None:  # a role that may not retire has nothing to do here
         return
-    # Whoever promotes one of them meanwhile is waited for, and seen by the next statement.
+    alone(conn)
     conn.execute(which.with_for_update()).all()
     retiring = update(ModelTable).where(
         *waiting,

@@ -35,12 +35,14 @@ def begin(
     reason: str,
 ) -> Rollout:
     """Raises `UsageError` where there is nothing to compare with, or a rollout already."""
+    registry.alone(conn)
     version = registry.locked(conn, fingerprint)
     present = registry.present(registry.deployments(conn), scope)
     if present is None:
         raise UsageError(
             f"no model is deployed for {scope.words}, so there is nothing to compare "
-            f"{version.label} with: promote it with `specbatch models promote {version.label}`"
+            f"{version.label} with: promote it with `specbatch models promote {version.label} "
+            "--reason WHY`"
         )
     if present.fingerprint == fingerprint:
         raise UsageError(f"{version.label} drafts for {scope.words} already")
@@ -111,13 +113,19 @@ def stop(conn: Connection, now: Now, scope: DeployScope, reason: str) -> Rollout
 
 
 def settle(conn: Connection, now: Now) -> list[Rollout]:
-    """Promote the candidates that are better; those that could not be are stopped. Those that were
-    worse are retired, so that their name does not lead to them."""
+    """Promote the candidates that are better; those that could not be are stopped, and those that
+    were compared with what drafts no more. Those that were worse are retired, so that their name
+    does not lead to them."""
     registry.retire_the_worse(conn, now)
     waiting = [Table.ended_at.is_(None), Table.outcome == Outcome.BETTER.value]
-    numbers = conn.execute(select(Table.id).where(*waiting).order_by(Table.id)).scalars().all()
-    settled = []
-    for number in numbers:
+    which = select(Table.id).where(*waiting).order_by(Table.id)
+    if not registry.stale_rollouts(conn) and conn.execute(which).first() is None:
+        return []
+    registry.alone(conn)
+    why = "the model that it was compared with serves no more"
+    stopped = registry.stop_stale_rollouts(conn, now, why)
+    settled = [_rollout(conn.execute(_of(number)).one()) for number in stopped]
+    for number in conn.execute(which).scalars().all():
         row = conn.execute(_of(number).where(*waiting).with_for_update()).first()
         if row is None:  # somebody has ended it, or the promotion before this one did
             continue
