@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from specbatch.pipeline.audit.receipts import differing
-from specbatch.pipeline.engines.contract import Completion, ModelFolder, Request
+from specbatch.pipeline.engines.contract import Completion, Grammar, ModelFolder, Request
 from specbatch.pipeline.engines.exact.recheck import Difference
 from specbatch.pipeline.engines.exact.replayer import Comparison, Replayer
 from specbatch.pipeline.engines.models.draft_names import DRAFT_MODEL
@@ -244,7 +244,12 @@ class Replays:
         return next(rows, None)
 
     def _request(self, row: PromptRow, sample: int) -> Request:
-        return requests_of(self._job.job_id, self._spec, row, self._tokenizer.decode)[sample]
+        decode = self._tokenizer.decode
+        made = requests_of(self._job.job_id, self._spec, row, decode, grammar_of=self._grammar_of)
+        return made[sample]
+
+    def _grammar_of(self, response_format: str) -> Grammar:
+        return self._tokenizer.grammar(response_format, self._replayer.vocab_size)
 
     def _text(self, record: CompletionRecord, row: PromptRow) -> str:
         texts = self._tokenizer.decode_batch([record.token_ids])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from specbatch.pipeline.engines.contract import Cohort, Completion, Request
+from specbatch.pipeline.engines.contract import Cohort, Completion, Grammar, Request
 from specbatch.pipeline.engines.exact.proposers.history import History
 from specbatch.pipeline.engines.models.draft_names import DRAFT_MODEL
 from specbatch.pipeline.policy.costs.controls import weight
@@ -23,6 +23,7 @@ from specbatch.schemas.seeds import sample_seed
 from specbatch.schemas.spec import NO_DRAFT_MODEL, JobSpec
 from specbatch.schemas.timekeeping import usd_of
 
+GrammarOf = Callable[[str], Grammar]  # of a canonical `response_format`
 Drafts = Mapping[tuple[int, int], DraftBlock]  # by (row_index, sample_index)
 
 
@@ -37,8 +38,11 @@ def requests_of(
     tag_models: Mapping[str | None, str] = NO_MODELS,
     candidates: Mapping[str | None, str] = NO_MODELS,
     kept: TextPolicy = KEEP_ALL,
+    grammar_of: GrammarOf | None = None,
 ) -> list[Request]:
     """One request per sample of a row; `decode` is called only where there are stop strings.
+
+    `grammar_of` compiles what rows ask of the form; None: drafts are asked for, of any form.
 
     `tag_models`: the only draft models by tag, under None of all other rows; `candidates` draft in
     shadow. The engine knows a row by the tag, its history by the id that is `kept`.
@@ -50,6 +54,8 @@ def requests_of(
     pinned = None if spec.speculation.verification is Verification.COUPLED else DRAFT_MODEL
     watch = partial(TextStop, decode, params.stop, params.min_tokens) if params.stop else None
     scope = scope_of(spec, row.tag)
+    form = params.response_format
+    grammar = grammar_of(form) if form and grammar_of is not None else None
     requests = []
     for sample in range(row.n):
         block = drafts.get((row.row_index, sample)) if drafts else None
@@ -72,6 +78,7 @@ def requests_of(
                 shadow=spec.speculation.depth == "shadow" and cap != 0,
                 past_ids=history.past(kept.row_id(row.row_id), sample) if history else (),
                 history=history.index if history else None,
+                grammar=grammar,
             )
         )
     return requests

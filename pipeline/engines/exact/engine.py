@@ -309,8 +309,7 @@ class Engine:
         for sequence, draft, agreed in zip(step.deciding, step.drafts, accepted, strict=True):
             before, end = len(sequence.tokens), row + agreed + 1
             if has_nan and any(map(math.isnan, logprobs[row:end])):
-                at = sequence.num_output
-                self._fail(sequence, f"the verifier's logits are NaN at token {at}")
+                self._fail(sequence, _nothing_left(sequence))
             else:
                 tops = most_likely.of(sequence, row, end) if most_likely is not None else ()
                 verdict_on = (tokens[row:end], logprobs[row:end], tops)
@@ -438,7 +437,22 @@ def _refusal(
         return f"prompt has a token outside the vocabulary of {vocab_size}"
     if request.params.stop and request.watch_text is None:
         return "stop strings need a detokenizer"
+    if request.grammar is not None and request.grammar.vocab_size != vocab_size:
+        return (
+            f"its grammar is for a vocabulary of {request.grammar.vocab_size}, "
+            f"the model's has {vocab_size}"
+        )
     return _sampling_problem(request.params, sequence.stop_ids, vocab_size)
+
+
+def _nothing_left(sequence: Sequence) -> str:
+    """Why a row of logits has no token to give."""
+    if sequence.grammar is None:
+        return f"the verifier's logits are NaN at token {sequence.num_output}"
+    return (
+        f"no token is left at token {sequence.num_output}: what the grammar allows there is "
+        "excluded by bad words or biases, or the verifier's logits are NaN"
+    )
 
 
 def _all_within(token_ids: tuple[int, ...], vocab_size: int) -> bool:
