@@ -13,7 +13,7 @@ from specbatch.pipeline.policy.costs.controls import weight
 from specbatch.pipeline.policy.costs.pricing import cost_units
 from specbatch.pipeline.policy.depth import depth_cap
 from specbatch.pipeline.privacy.retention import KEEP_ALL, TextPolicy
-from specbatch.pipeline.stages.text_stop import Decode, TextStop, text_before_stop
+from specbatch.pipeline.stages.text_stop import Decode, TextStop
 from specbatch.pipeline.storage.artefacts import DraftBlock
 from specbatch.schemas.draft_switches import RowScope
 from specbatch.schemas.provenance import TICKS_PER_SEC
@@ -43,7 +43,6 @@ def requests_of(
     """One request per sample of a row; `decode` is called only where there are stop strings.
 
     `grammar_of` compiles what rows ask of the form; None: drafts are asked for, of any form.
-
     `tag_models`: the only draft models by tag, under None of all other rows; `candidates` draft in
     shadow. The engine knows a row by the tag, its history by the id that is `kept`.
     """
@@ -210,23 +209,6 @@ def records_of(
             )
         )
     return records
-
-
-def with_text(
-    records: Sequence[CompletionRecord],
-    texts: Sequence[str],
-    rows: Sequence[PromptRow],
-    spec: JobSpec,
-    decode: Decode,
-) -> list[CompletionRecord]:
-    """The records with their texts, which end before a stop string."""
-    params = {row.row_index: spec.sampling.params(dict(row.overrides)) for row in rows}
-    done = []
-    for record, text in zip(records, texts, strict=True):
-        of = params[record.row_index]
-        shown = text_before_stop(decode, record.token_ids, text, of.stop, of.min_tokens)
-        done.append(replace(record, text=shown))
-    return done
 
 
 def blocks_of(

@@ -39,8 +39,8 @@ from specbatch.pipeline.stages.requests import (
     records_of,
     requests_of,
     row_and_sample,
-    with_text,
 )
+from specbatch.pipeline.stages.texts import with_text
 from specbatch.pipeline.storage.artefacts import DraftBlock, read_drafts, write_results
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.pipeline.storage.prompts import rows_of

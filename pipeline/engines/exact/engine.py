@@ -50,6 +50,8 @@ from specbatch.schemas.speculation import AcceptanceCount
 
 log = logging.getLogger(__name__)
 
+_NAN = "the verifier's logits are NaN"
+
 
 class Engine:
     """Continuous batching with verification of drafts. Only one thread may use it."""
@@ -309,7 +311,9 @@ class Engine:
         for sequence, draft, agreed in zip(step.deciding, step.drafts, accepted, strict=True):
             before, end = len(sequence.tokens), row + agreed + 1
             if has_nan and any(map(math.isnan, logprobs[row:end])):
-                self._fail(sequence, _nothing_left(sequence))
+                formed = sequence.grammar is not None
+                why = "nothing that its form allows is left" if formed else _NAN
+                self._fail(sequence, f"{why} at token {sequence.num_output}")
             else:
                 tops = most_likely.of(sequence, row, end) if most_likely is not None else ()
                 verdict_on = (tokens[row:end], logprobs[row:end], tops)
@@ -443,16 +447,6 @@ def _refusal(
             f"the model's has {vocab_size}"
         )
     return _sampling_problem(request.params, sequence.stop_ids, vocab_size)
-
-
-def _nothing_left(sequence: Sequence) -> str:
-    """Why a row of logits has no token to give."""
-    if sequence.grammar is None:
-        return f"the verifier's logits are NaN at token {sequence.num_output}"
-    return (
-        f"no token is left at token {sequence.num_output}: what the grammar allows there is "
-        "excluded by bad words or biases, or the verifier's logits are NaN"
-    )
 
 
 def _all_within(token_ids: tuple[int, ...], vocab_size: int) -> bool:
