@@ -101,7 +101,8 @@ class SamplingParams:
 
     Logits are processed in this order: repetition penalty (of prompt and output tokens),
     presence and frequency penalty (of output tokens), bias, bad tokens and words, temperature,
-    top-k, top-p, min-p. A bad word is a row of ids whose last may not follow the others.
+    top-k, top-p, min-p. What the form of the response does not allow is taken out after the bad
+    words. A bad word is a row of ids whose last may not follow the others.
     """
 
     max_tokens: int = 128
@@ -119,6 +120,7 @@ class SamplingParams:
     bad_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     stop: tuple[str, ...] = ()  # strings that end the text, and are not part of it
+    response_format: str = ""  # see `response_format.py`; empty: free text
     logprobs: bool = False  # hand out each token's log-probability
     top_logprobs: int = 0  # and those of so many most likely tokens; above 0 implies `logprobs`
 

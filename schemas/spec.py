@@ -29,6 +29,7 @@ from specbatch.schemas.numeric_class import UNKNOWN, contradiction, dtype_of, en
 from specbatch.schemas.privacy import SEALED
 from specbatch.schemas.prompt_places import columns_in, first_doubled
 from specbatch.schemas.records import JobRow, SamplingParams, Verification
+from specbatch.schemas.response_format import canonical
 from specbatch.schemas.schemes import why_not_writable
 
 
@@ -91,8 +92,8 @@ def _as_pairs(value: object) -> object:
 _PAIRS = BeforeValidator(_as_pairs)
 Depth = Literal["auto", "off", "shadow"] | Annotated[int, Field(ge=0, le=32)]
 Cap = Annotated[int, Field(ge=0, le=32)]
-Source = Literal["block", "history", "ngram", "draft-model"]
-SOURCES: tuple[Source, ...] = ("block", "history", "ngram", "draft-model")
+Source = Literal["grammar", "block", "history", "ngram", "draft-model"]
+SOURCES: tuple[Source, ...] = ("grammar", "block", "history", "ngram", "draft-model")
 NO_DRAFT_MODEL = "none"  # in routes
 
 
@@ -412,6 +413,11 @@ class SamplingSpec(Part):
     ignore_eos: bool = Field(
         default=False, description="the model's own end tokens do not end a completion"
     )
+    response_format: Annotated[str, BeforeValidator(canonical)] = Field(
+        default="",
+        description="form of the output, as OpenAI writes it: {type: json_schema, json_schema: "
+        "{schema: …}}, json_object, regex, choice or lark",
+    )
     stop: tuple[StopString, ...] = Field(
         default=(), max_length=16, description="strings that end the text, excluded from it"
     )
@@ -470,6 +476,10 @@ class SamplingSpec(Part):
             raise ValueError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}")
         if self.top_logprobs and not self.logprobs:
             raise ValueError(f"top_logprobs {self.top_logprobs} needs logprobs to be true")
+        if self.response_format and self.min_tokens:
+            raise ValueError("response_format says where an output ends: leave min_tokens out")
+        if self.response_format and self.ignore_eos:
+            raise ValueError("response_format says where an output ends: leave ignore_eos out")
         return self
 
     def params(self, overrides: dict[str, Any] | None = None) -> SamplingParams:

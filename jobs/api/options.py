@@ -51,6 +51,7 @@ class SpecOptions(TypedDict, total=False):
     stop_token_ids: Sequence[int] | None
     ignore_eos: bool | None
     stop: str | Sequence[str] | None
+    response_format: Mapping[str, Any] | str | None
     repetition_penalty: float | None
     presence_penalty: float | None
     frequency_penalty: float | None

@@ -98,6 +98,14 @@ Stop = Annotated[
     list[str] | None,
     _option("--stop", "text that ends a completion, and is left out; repeat for more", _SAMPLING),
 ]
+ResponseFormat = Annotated[
+    Text,
+    _option(
+        "--response-format",
+        "form of the output: JSON as in an OpenAI body, or the path of a file of it",
+        _SAMPLING,
+    ),
+]
 RepetitionPenalty = Annotated[
     Real, _option("--repetition-penalty", "of tokens in prompt and output; 1 is off", _SAMPLING)
 ]
@@ -276,6 +284,19 @@ def template_text(text: str | None, file: Path | None) -> str | None:
     except OSError as error:
         reason = (error.strerror or "error").lower()
         raise UsageError(f"template file {file} cannot be read: {reason}") from None
+
+
+def form(given: str | None) -> str | None:
+    """The JSON of a response format, from the text or a file. Raises `UsageError`."""
+    if given is None or given.lstrip().startswith("{"):
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"--response-format {given} is no JSON object, and no file of one can be read: "
+            f"{getattr(error, 'strerror', None) or 'it is not UTF-8'}"
+        ) from None
 
 
 def stop_ids(single: list[int] | None, several: str | None) -> list[int | str] | None:

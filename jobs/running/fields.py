@@ -40,6 +40,7 @@ FIELD_OF = {
     "stop_token_ids": "sampling.stop_token_ids",
     "ignore_eos": "sampling.ignore_eos",
     "stop": "sampling.stop",
+    "response_format": "sampling.response_format",
     "repetition_penalty": "sampling.repetition_penalty",
     "presence_penalty": "sampling.presence_penalty",
     "frequency_penalty": "sampling.frequency_penalty",

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.schemas.draft_switches import ANY_ROW, DraftSwitches, RowScope
@@ -43,6 +43,10 @@ from specbatch.schemas.records import (
 from specbatch.schemas.registry import NO_MODELS
 from specbatch.schemas.spec import EngineSpec, SpeculationSpec
 from specbatch.schemas.speculation import NO_SHADOW_PAIR, AcceptanceCount, ShadowPair
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 # Ids of requests in the caller's order. Those of one unit are given back together or not at all.
 RowIds = Sequence[Sequence[str]]
@@ -231,9 +235,43 @@ class Request:
     past_ids: tuple[int, ...] = ()  # what the same prompt gave before, only ever a hint
     history: PastOutputs | None = None  # outputs of earlier jobs; shared by a job's requests
     decided_ids: tuple[int, ...] = ()  # output that exists already and is continued
+    grammar: Grammar | None = None  # what the output must be a sentence of
     # Draft tokens of the pass that begins behind so much output, as a recorded run had them; the
     # other passes have none. With it, `depth` is any number but 0.
     pass_depths: Mapping[int, int] | None = None
+
+
+class Grammar(Protocol):
+    """A set of token sequences, each with an end token behind it. Shared by requests."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def begin(self) -> GrammarState:
+        """At the beginning of an output."""
+        ...
+
+
+class GrammarState(Protocol):
+    """Where one output stands in its grammar.
+
+    Methods raise `EngineError` where the grammar grew too complex, or a token does not fit.
+    """
+
+    def append(self, token: int) -> None:
+        """The output has one more token."""
+        ...
+
+    def masks(self, allowed: NDArray[np.int32], draft: Sequence[int], first: int) -> None:
+        """Which tokens may follow: into row j of `allowed`, int32 [num_rows, ceil(vocab_size / 32)]
+        of set bits, those behind the first `first + j` tokens of `draft`. Rows behind a draft token
+        that does not fit stay as they are.
+        """
+        ...
+
+    def forced(self) -> Sequence[int]:
+        """The tokens that must follow, as the tokenizer would write them; mostly none."""
+        ...
 
 
 class Match(NamedTuple):

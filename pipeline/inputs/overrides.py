@@ -31,7 +31,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),
     "functions": ([],),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
 }
 _NAMING: dict[str, Callable[[Any], list[int]]] = {

@@ -21,6 +21,7 @@
     duplicate_id           an earlier row has the id; the first one counts
     bad_seed               not an integer in [0, 2**63)
     bad_parameter          a request value out of range
+    bad_response_format    a form that cannot be compiled, with the path of the fault
     unsupported_parameter  a request field that cannot be honoured
 
 A prompt whose `max_tokens` reaches over the context is fine: the engine stops there with finish
@@ -92,6 +93,10 @@ class RowChecker:
         self._most_tokens = min(context_tokens, spec.max_prompt_tokens or context_tokens)
         self._most_chars = _CHARS_PER_TOKEN * _SURELY * (self._most_tokens + 1)
         check_vocabulary(spec.sampling, vocab_size)
+        try:
+            self._check_form(spec.sampling.response_format)
+        except RowError as error:
+            raise SpecError(f"job spec: sampling: {error}") from None
         if spec.input.makes_chats and not tokenizer.has_chat_template:
             raise SpecError(
                 f"job spec: field `input.{'system' if spec.input.system else 'template'}` makes "
@@ -171,10 +176,18 @@ class RowChecker:
             draft.text = draft.ids = None
         return draft
 
-    @staticmethod
-    def _take(draft: _Draft, read: Overrides) -> None:
+    def _take(self, draft: _Draft, read: Overrides) -> None:
         draft.overrides, draft.n, seed = read
         draft.seed = seed if seed is not None else draft.seed
+        self._check_form(draft.overrides.get("response_format", ""))
+
+    def _check_form(self, response_format: str) -> None:
+        if not response_format:
+            return
+        try:
+            self._tokenizer.grammar(response_format, self._vocab_size)
+        except ValueError as error:
+            raise RowError("bad_response_format", f"response_format {error}") from None
 
     def _read_prompt(self, draft: _Draft, prompt: Any, kind: str) -> None:
         if prompt is None:

@@ -10,13 +10,16 @@ import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import orjson
 
 from specbatch.pipeline.inputs.contract import RowError
 from specbatch.pipeline.inputs.templates import ChatTemplate
 from specbatch.schemas.errors import ModelError
+
+if TYPE_CHECKING:
+    from specbatch.pipeline.inputs.grammars import CompiledGrammar, Grammars
 
 _CHARS_PER_CALL = 1 << 20  # an encoding takes about 100 bytes per token while it is made
 _importing = threading.Lock()  # transformers raises ImportError in threads that import it at once
@@ -29,6 +32,7 @@ class TextTokenizer:
         self.name = name
         self.vocab_size: int = len(tokenizer)  # token ids, added tokens included
         self._tokenizer = tokenizer
+        self._grammars: Grammars | None = None  # compiled for a model's logits
         self._backend = getattr(tokenizer, "backend_tokenizer", None)
         if self._backend is not None:
             self._backend.no_truncation()
@@ -66,6 +70,17 @@ class TextTokenizer:
             else:
                 result.extend(self._tokenizer(part, add_special_tokens=special)["input_ids"])
         return result
+
+    def grammar(self, response_format: str, vocab_size: int) -> CompiledGrammar:
+        """Of a canonical form that is not empty, for a model with so many logits. Raises
+        `ValueError`: what is wrong with it, and where."""
+        if self._grammars is None or self._grammars.vocab_size != vocab_size:
+            if self._backend is None:
+                raise ValueError(f"needs a tokenizer.json, which model {self.name} does not have")
+            from specbatch.pipeline.inputs.grammars import Grammars
+
+            self._grammars = Grammars(self._backend.to_str(), vocab_size, self.eos_ids)
+        return self._grammars.of(response_format)
 
     @property
     def has_chat_template(self) -> bool:

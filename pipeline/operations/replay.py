@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from specbatch.pipeline.audit.receipts import differing
-from specbatch.pipeline.engines.contract import Completion, ModelFolder, Request
+from specbatch.pipeline.engines.contract import Completion, Grammar, ModelFolder, Request
 from specbatch.pipeline.engines.exact.recheck import Difference
 from specbatch.pipeline.engines.exact.replayer import Comparison, Replayer
 from specbatch.pipeline.engines.models.draft_names import DRAFT_MODEL
@@ -21,9 +21,11 @@ from specbatch.pipeline.engines.models.model_folder import config_and_weights_sh
 from specbatch.pipeline.inputs.rows import RowChecker
 from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.ledger.rules import FINISHED
 from specbatch.pipeline.operations.audit import Replayed
 from specbatch.pipeline.operations.given import Given, proved_row
-from specbatch.pipeline.stages.requests import requests_of, with_text
+from specbatch.pipeline.stages.requests import requests_of
+from specbatch.pipeline.stages.texts import with_text
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.pipeline.storage.prompts import reader
 from specbatch.schemas.audit import Finding, FindingKind, KeptCompletion
@@ -124,9 +126,12 @@ class Replays:
         if compared is None:
             return Replayed(findings=findings, skipped="it does not fit the KV cache here")
         findings += self._found(record, compared)
-        text = self._text(record, row)
-        if text != record.text:
+        done = self._with_text(replace(record, error=None), row)
+        if done.text != record.text:
             what = f"{_name(record)} has a text that its tokens do not make"
+            findings.append(_finding(FindingKind.ENDING, record, what))
+        if record.finish_reason in FINISHED and done.error != record.error:
+            what = f"{_name(record)} has another verdict on its form than its text gives"
             findings.append(_finding(FindingKind.ENDING, record, what))
         note = class_note(record.numeric_class, self._replayer.numeric_class)
         return Replayed(len(record.token_ids), findings, note=note)
@@ -229,7 +234,7 @@ class Replays:
             numeric_class=self._replayer.numeric_class,
             model_fingerprint=self._replayer.model_fingerprint,
         )
-        return replace(record, text=self._text(record, row))
+        return self._with_text(record, row)
 
     def _of_another_model(self, record: CompletionRecord) -> str | None:
         """The fingerprint of the model that decided a completion; None if it is the one here."""
@@ -244,12 +249,17 @@ class Replays:
         return next(rows, None)
 
     def _request(self, row: PromptRow, sample: int) -> Request:
-        return requests_of(self._job.job_id, self._spec, row, self._tokenizer.decode)[sample]
+        decode = self._tokenizer.decode
+        made = requests_of(self._job.job_id, self._spec, row, decode, grammar_of=self._grammar_of)
+        return made[sample]
 
-    def _text(self, record: CompletionRecord, row: PromptRow) -> str:
+    def _grammar_of(self, response_format: str) -> Grammar:
+        return self._tokenizer.grammar(response_format, self._replayer.vocab_size)
+
+    def _with_text(self, record: CompletionRecord, row: PromptRow) -> CompletionRecord:
         texts = self._tokenizer.decode_batch([record.token_ids])
         [done] = with_text([record], texts, [row], self._spec, self._tokenizer.decode)
-        return done.text
+        return done
 
 
 def is_tested(spec: JobSpec, request: Request) -> bool:

@@ -31,6 +31,7 @@ from specbatch.pipeline.stages.draft_models import DraftModels
 from specbatch.pipeline.stages.drafting import Drafting
 from specbatch.pipeline.stages.readings import PausedReadings
 from specbatch.pipeline.stages.refill import Refills
+from specbatch.pipeline.stages.requests import GrammarOf
 from specbatch.pipeline.stages.text_stop import Decode
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.pipeline.storage.workspace import name_of_attempt, put_own
@@ -114,6 +115,11 @@ class StageContext:
         """The job's detokenizer, loaded when it is first called."""
         tokenizer = cache(lambda: self.tokenizers.of_job(job))
         return lambda ids: tokenizer().decode(ids)
+
+    def grammar_of(self, job: JobRow, vocab_size: int) -> GrammarOf:
+        """Compiles what the job's rows ask of their outputs' form."""
+        tokenizer = cache(lambda: self.tokenizers.of_job(job))
+        return lambda form: tokenizer().grammar(form, vocab_size)
 
     def checker(self, spec: JobSpec, verifier: ModelFolder) -> RowChecker:
         """Checks a job's input rows."""

@@ -18,8 +18,8 @@ from typing import Any
 import orjson
 
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.stages.requests import with_text
 from specbatch.pipeline.stages.text_stop import Decode
+from specbatch.pipeline.stages.texts import with_text
 from specbatch.pipeline.storage.artefacts import read_results, write_results
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.pipeline.storage.prompts import reader

@@ -66,14 +66,16 @@ def _submit(
     rows: Sequence[PromptRow],
     length: int,
 ) -> Ticket:
-    decode = context.decode(job)
+    decode, form = context.decode(job), context.grammar_of(job, host.model.vocab_size)
     cap = context.tenant_depths.get(job.tenant)
     text_policy = context.privacy.text_policy(job)
     requests = [
         block_request(request, length)
         for row in rows
         if not goes_without_models(spec, row)
-        for request in requests_of(job.job_id, spec, row, decode, tenant_cap=cap, kept=text_policy)
+        for request in requests_of(
+            *(job.job_id, spec, row, decode), tenant_cap=cap, kept=text_policy, grammar_of=form
+        )
         if request.max_depth != 0  # nobody would verify it
     ]
     return host.service(spec.engine.of_proposer()).submit(job.job_id, requests)

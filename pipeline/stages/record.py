@@ -9,7 +9,8 @@ from specbatch.pipeline.privacy.retention import kept_records
 from specbatch.pipeline.stages import spans
 from specbatch.pipeline.stages.attempt import attempt
 from specbatch.pipeline.stages.context import StageContext
-from specbatch.pipeline.stages.requests import group_report, with_text
+from specbatch.pipeline.stages.requests import group_report
+from specbatch.pipeline.stages.texts import with_text
 from specbatch.pipeline.storage.artefacts import read_measured, read_results
 from specbatch.pipeline.storage.prompts import rows_of
 from specbatch.pipeline.storage.workspace import read_own

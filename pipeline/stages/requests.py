@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from specbatch.pipeline.engines.contract import Cohort, Completion, Request
+from specbatch.pipeline.engines.contract import Cohort, Completion, Grammar, Request
 from specbatch.pipeline.engines.exact.proposers.history import History
 from specbatch.pipeline.engines.models.draft_names import DRAFT_MODEL
 from specbatch.pipeline.policy.costs.controls import weight
 from specbatch.pipeline.policy.costs.pricing import cost_units
 from specbatch.pipeline.policy.depth import depth_cap
 from specbatch.pipeline.privacy.retention import KEEP_ALL, TextPolicy
-from specbatch.pipeline.stages.text_stop import Decode, TextStop, text_before_stop
+from specbatch.pipeline.stages.text_stop import Decode, TextStop
 from specbatch.pipeline.storage.artefacts import DraftBlock
 from specbatch.schemas.draft_switches import RowScope
 from specbatch.schemas.provenance import TICKS_PER_SEC
@@ -23,6 +23,7 @@ from specbatch.schemas.seeds import sample_seed
 from specbatch.schemas.spec import NO_DRAFT_MODEL, JobSpec
 from specbatch.schemas.timekeeping import usd_of
 
+GrammarOf = Callable[[str], Grammar]  # of a canonical `response_format`
 Drafts = Mapping[tuple[int, int], DraftBlock]  # by (row_index, sample_index)
 
 
@@ -37,9 +38,11 @@ def requests_of(
     tag_models: Mapping[str | None, str] = NO_MODELS,
     candidates: Mapping[str | None, str] = NO_MODELS,
     kept: TextPolicy = KEEP_ALL,
+    grammar_of: GrammarOf | None = None,
 ) -> list[Request]:
     """One request per sample of a row; `decode` is called only where there are stop strings.
 
+    `grammar_of` compiles what rows ask of the form; None: drafts are asked for, of any form.
     `tag_models`: the only draft models by tag, under None of all other rows; `candidates` draft in
     shadow. The engine knows a row by the tag, its history by the id that is `kept`.
     """
@@ -50,6 +53,8 @@ def requests_of(
     pinned = None if spec.speculation.verification is Verification.COUPLED else DRAFT_MODEL
     watch = partial(TextStop, decode, params.stop, params.min_tokens) if params.stop else None
     scope = scope_of(spec, row.tag)
+    form = params.response_format
+    grammar = grammar_of(form) if form and grammar_of is not None else None
     requests = []
     for sample in range(row.n):
         block = drafts.get((row.row_index, sample)) if drafts else None
@@ -72,6 +77,7 @@ def requests_of(
                 shadow=spec.speculation.depth == "shadow" and cap != 0,
                 past_ids=history.past(kept.row_id(row.row_id), sample) if history else (),
                 history=history.index if history else None,
+                grammar=grammar,
             )
         )
     return requests
@@ -203,23 +209,6 @@ def records_of(
             )
         )
     return records
-
-
-def with_text(
-    records: Sequence[CompletionRecord],
-    texts: Sequence[str],
-    rows: Sequence[PromptRow],
-    spec: JobSpec,
-    decode: Decode,
-) -> list[CompletionRecord]:
-    """The records with their texts, which end before a stop string."""
-    params = {row.row_index: spec.sampling.params(dict(row.overrides)) for row in rows}
-    done = []
-    for record, text in zip(records, texts, strict=True):
-        of = params[record.row_index]
-        shown = text_before_stop(decode, record.token_ids, text, of.stop, of.min_tokens)
-        done.append(replace(record, text=shown))
-    return done
 
 
 def blocks_of(

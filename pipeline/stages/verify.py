@@ -39,8 +39,8 @@ from specbatch.pipeline.stages.requests import (
     records_of,
     requests_of,
     row_and_sample,
-    with_text,
 )
+from specbatch.pipeline.stages.texts import with_text
 from specbatch.pipeline.storage.artefacts import DraftBlock, read_drafts, write_results
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.pipeline.storage.prompts import rows_of
@@ -189,7 +189,8 @@ def _requests(context: StageContext, host: Engines, group: _Group) -> list[list[
     tag_models = host.tag_models(spec.speculation, group.models.drafting)
     candidates = host.tag_models(spec.speculation, group.models.in_shadow)
     cap, policy = context.tenant_depths.get(job.tenant), context.privacy.text_policy(job)
-    of_group = (group.drafts, history, cap, tag_models, candidates, policy)
+    grammar_of = context.grammar_of(job, host.model.vocab_size)
+    of_group = (group.drafts, history, cap, tag_models, candidates, policy, grammar_of)
     return [requests_of(job.job_id, spec, row, decode, *of_group) for row in group.rows]
 
 

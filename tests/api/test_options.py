@@ -36,6 +36,7 @@ VALUES: dict[str, Any] = {
     "keep_columns": ["a", "b"], "verifier": "owner/big", "proposer": "owner/small",
     "max_tokens": 9, "min_tokens": 1, "temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1,
     "n": 2, "seed": 7, "stop_token_ids": [5, 6], "ignore_eos": True, "stop": ["x", "y"],
+    "response_format": '{"type":"json_object"}',
     "repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.25,
     "logprobs": True, "top_logprobs": 2, "depth": 4, "sources": ["ngram", "draft-model"],
     "max_depth": 8, "history_tokens": 10, "verification": "rejection", "dtype": "float32",

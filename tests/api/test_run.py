@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -50,6 +51,49 @@ def job(tiny_pair: TinyPair) -> Options:
 def jobs_in(folder: Path) -> list[JobRow]:
     with closing(make_store(settings_of(folder))) as store:
         return store.list_jobs()
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 8}, "ok": {"type": "boolean"}},
+    "required": ["city", "ok"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("max_tokens", [80, 6])
+def test_outputs_have_the_form_that_was_asked_for_or_say_why_not(
+    folder: Path, max_tokens: int
+) -> None:
+    """Two rows have the job's form, one its own, one none, and one a form that is none."""
+    own = [None, None, {"type": "choice", "choice": ["rain", "sun"]}, {"type": "text"}]
+    rows = [
+        {"id": str(i), "prompt": f"The weather {i}", "own": json.dumps({"response_format": form})}
+        for i, form in enumerate([*own, {"type": "regex", "regex": "[0-"}])
+    ]
+    assert folder.is_dir()
+    with pytest.warns(specbatch.RowsFailedWarning, match="1 of 5 rows failed"):
+        done = specbatch.run(
+            pl.DataFrame(rows),
+            model=demo.VERIFIER,
+            draft_model=demo.DRAFT,
+            sampling_column="own",
+            response_format={"type": "json_schema", "schema": SCHEMA},
+            max_tokens=max_tokens,
+            progress=False,
+        )
+    by_id = {row["id"]: row for row in done.to_dicts()}
+    for row in (by_id["0"], by_id["1"]):
+        if max_tokens == 80:
+            assert set(json.loads(row["text"])) == {"city", "ok"}
+            assert (row["finish_reason"], row["error"]) == ("stop", None)
+        else:
+            assert row["text"].startswith('{"city": "')
+            assert row["finish_reason"] == "length"
+            assert row["error"].endswith("it was cut before its end")
+    assert by_id["2"]["text"] in ("rain", "sun")
+    assert by_id["3"]["error"] is None
+    assert by_id["4"]["error"].startswith("bad_response_format: ")
 
 
 def files_of_frames(folder: Path) -> list[str]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
 from engine.decoding import Bench, WatchedBlockProposer, assert_counts_add_up
+from engine.grammar import Thirds
 
 from specbatch.pipeline.engines.contract import Completion, Request
 from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
@@ -87,8 +88,15 @@ def mixed_prompts(count: int, seed: int = 0) -> list[tuple[int, ...]]:
 
 def requests_of(prompts: Seq[tuple[int, ...]], vocab_size: int) -> list[Request]:
     """One request for each, all sampled in different ways."""
+    thirds = Thirds(vocab_size)
     return [
-        _watched(Request(str(i), prompt, _params(i, vocab_size), seed=(i * 7919 + 1) << 20))
+        _watched(
+            Request(
+                *(str(i), prompt, _params(i, vocab_size)),
+                seed=(i * 7919 + 1) << 20,
+                grammar=thirds if i % 5 == 3 else None,
+            )
+        )
         for i, prompt in enumerate(prompts)
     ]
 

@@ -524,7 +524,7 @@ def test_harmless_body_fields_are_accepted(
 @pytest.mark.parametrize(
     "field",
     [
-        {"tools": [{"type": "function"}]}, {"response_format": {"type": "json_object"}},
+        {"tools": [{"type": "function"}]}, {"guided_regex": "a*"},
         {"stream": True}, {"functions": [{}]}, {"reasoning_effort": "low"}, {"best_of": 2},
         {"modalities": ["audio"]}, {"audio": {"voice": "x"}},
     ],
@@ -555,7 +555,10 @@ def test_body_fields_we_cannot_honour_are_refused(
         {"bad_words": [[]]}, {"bad_words": [5]}, {"bad_words": [[1, 258]]},
         {"bad_words": [[1] * 17]}, {"bad_words": [[1]] * 257}, {"logprobs": 5},
         {"logprobs": "yes"}, {"top_logprobs": 21}, {"top_logprobs": -1}, {"top_logprobs": True},
-        {"top_logprobs": 2, "logprobs": False},
+        {"top_logprobs": 2, "logprobs": False}, {"response_format": {"type": "xml"}},
+        {"response_format": "json"}, {"response_format": {"type": "json_schema"}},
+        {"response_format": {"type": "choice", "choice": []}}, {"response_format": 5},
+        {"response_format": {"type": "json_object"}, "min_tokens": 2},
     ],
     ids=str,
 )  # fmt: skip

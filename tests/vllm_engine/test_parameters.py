@@ -37,6 +37,7 @@ def watching() -> object:
             of(bad_words=((5,),), bad_token_ids=(6,)),
             ["bad_words and bad_token_ids", "use engine exact"],
         ),
+        (of(response_format='{"type":"json_object"}'), ["response_format", "use engine exact"]),
         (of(top_logprobs=21), ["at most 20 top_logprobs", "use engine exact"]),
         (
             replace(of(presence_penalty=0.1), decided_ids=(5,)),

@@ -50,6 +50,8 @@ from specbatch.schemas.speculation import AcceptanceCount
 
 log = logging.getLogger(__name__)
 
+_NAN = "the verifier's logits are NaN"
+
 
 class Engine:
     """Continuous batching with verification of drafts. Only one thread may use it."""
@@ -309,8 +311,9 @@ class Engine:
         for sequence, draft, agreed in zip(step.deciding, step.drafts, accepted, strict=True):
             before, end = len(sequence.tokens), row + agreed + 1
             if has_nan and any(map(math.isnan, logprobs[row:end])):
-                at = sequence.num_output
-                self._fail(sequence, f"the verifier's logits are NaN at token {at}")
+                formed = sequence.grammar is not None
+                why = "nothing that its form allows is left" if formed else _NAN
+                self._fail(sequence, f"{why} at token {sequence.num_output}")
             else:
                 tops = most_likely.of(sequence, row, end) if most_likely is not None else ()
                 verdict_on = (tokens[row:end], logprobs[row:end], tops)
@@ -438,6 +441,11 @@ def _refusal(
         return f"prompt has a token outside the vocabulary of {vocab_size}"
     if request.params.stop and request.watch_text is None:
         return "stop strings need a detokenizer"
+    if request.grammar is not None and request.grammar.vocab_size != vocab_size:
+        return (
+            f"its grammar is for a vocabulary of {request.grammar.vocab_size}, "
+            f"the model's has {vocab_size}"
+        )
     return _sampling_problem(request.params, sequence.stop_ids, vocab_size)
 
 

@@ -36,6 +36,7 @@ from specbatch.pipeline.engines.exact.proposers.draft_model import (
     MAX_PASS_TOKENS,
     DraftModelProposer,
 )
+from specbatch.pipeline.engines.exact.proposers.grammar import GrammarProposer
 from specbatch.pipeline.engines.exact.proposers.history import HistoryProposer
 from specbatch.pipeline.engines.exact.proposers.ngram import NgramProposer
 from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
@@ -268,7 +269,9 @@ class EngineHost:
         verifier = self._load_verifier(spec)
         check_class(self.serves(), spec.key, is_native=verifier.native is not None)
         vocab_size = self.model.vocab_size
-        proposers: list[Proposer] = [BlockProposer(), HistoryProposer(vocab_size), NgramProposer()]
+        proposers: list[Proposer] = [
+            *(GrammarProposer(), BlockProposer(), HistoryProposer(vocab_size), NgramProposer())
+        ]
         models = []
         loaded = self._load_drafts(verifier.folder, spec)
         share, *shares = self._cache_shares([verifier, *(model for _, model in loaded)])

@@ -59,6 +59,11 @@ class Replayer:
         """What the model computes in."""
         return self._engine.runner.dtype
 
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that have logits."""
+        return self._engine.runner.vocab_size
+
     def near_tie(self, margin: float) -> bool:
         """Whether another order of additions explains so small a margin."""
         return margin <= NEAR_TIE[self.dtype]

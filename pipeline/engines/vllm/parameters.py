@@ -76,7 +76,8 @@ def refused(request: Request, vocab_size: int) -> str | None:
         return f"prompt has a token outside the vocabulary of {vocab_size}"
     if params.stop and request.watch_text is None:
         return "stop strings need a detokenizer"
-    unmet = [name for name in ("bad_words", "bad_token_ids") if getattr(params, name)]
+    names = ("bad_words", "bad_token_ids", "response_format")
+    unmet = [name for name in names if getattr(params, name)]
     if unmet:
         return f"engine vllm cannot give {' and '.join(unmet)}: use engine exact"
     if params.temperature and not COLDEST <= params.temperature <= HOTTEST:

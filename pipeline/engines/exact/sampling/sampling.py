@@ -49,6 +49,7 @@ class Columns:
             s.adjuster or s.bad_words or (s.request.params.min_tokens and s.stop_ids)
             for s in sequences
         )
+        self.grammars = [i for i, s in enumerate(sequences) if s.grammar is not None]
         self.top = [p.top_logprobs for p in params]
         kinds = {s.verification for s in sequences}
         self.kind = kinds.pop() if len(kinds) == 1 else None  # None: several
@@ -120,6 +121,10 @@ def sampling_rows(
             forbidden_tokens=to_device(tokens, device),
             adjust=_adjustments(sequences, offsets, drafts, first, device),
         )
+    if columns.grammars:
+        drafts = drafts if drafts is not None else [()] * len(sequences)
+        allowed = _allowed(sequences, columns.grammars, offsets, drafts, first)
+        parameters = replace(parameters, allowed=to_device(allowed, device))
     return parameters, to_device(counters, device)
 
 
@@ -129,6 +134,20 @@ def top_rows(columns: Columns, rows_per_sequence: Seq[int], device: torch.device
         return None
     rows = np.flatnonzero(np.repeat(columns.top, rows_per_sequence))
     return TopRows(torch.from_numpy(rows).to(device), max(columns.top))
+
+
+def _allowed(
+    sequences: Seq[Sequence], having: Seq[int], offsets: Ids, drafts: Seq[Seq[int]], first: int
+) -> NDArray[np.int32]:
+    """A row of bits per row of logits; all are set where no grammar says otherwise."""
+    grammar = sequences[having[0]].request.grammar
+    assert grammar is not None, "they have one"
+    allowed = np.full((offsets[-1], -(-grammar.vocab_size // 32)), -1, dtype=np.int32)
+    for i in having:
+        state = sequences[i].grammar
+        assert state is not None, "they have one"
+        state.masks(allowed[offsets[i] : offsets[i + 1]], drafts[i], first)
+    return allowed
 
 
 def _forbidden(

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from specbatch.pipeline.engines.clock import now
-from specbatch.pipeline.engines.contract import Completion, Request
+from specbatch.pipeline.engines.contract import Completion, GrammarState, Request
 from specbatch.pipeline.engines.exact.state.kv_blocks import KvState
 from specbatch.pipeline.engines.exact.state.penalties import (
     Adjuster,
@@ -71,6 +71,7 @@ class Sequence:
     arrived: int = field(default_factory=now)  # ticks
     adjuster: Adjuster | None = None  # only of requests with penalties or biases
     bad_words: BadWords | None = None
+    grammar: GrammarState | None = None
     ends_text: Callable[[int], bool] | None = None
     recheck: Recheck = NOT_LOOKED_AT  # once finished
 
@@ -83,6 +84,10 @@ class Sequence:
                 self.adjuster.append(token)
         if params.bad_token_ids or params.bad_words:
             self.bad_words = BadWords(params)
+        if self.request.grammar is not None:
+            self.grammar = self.request.grammar.begin()
+            for token in self.request.decided_ids:
+                self.grammar.append(token)
         if params.tells_logprobs:
             self.top_logprobs = []
         if self.request.watch_text is not None:
@@ -141,6 +146,8 @@ class Sequence:
             self.tokens.append(token)
             if self.adjuster is not None:
                 self.adjuster.append(token)
+            if self.grammar is not None:
+                self.grammar.append(token)
             self.logprobs.append(logprob)
             if self.top_logprobs is not None:
                 self.top_logprobs.append(tops[i] if tops else ((), ()))

@@ -1,0 +1,57 @@
+"""Texts are judged by their form, and a problem never quotes them."""
+
+from __future__ import annotations
+
+import pytest
+
+from specbatch.pipeline.outputs.forms import problem_of
+from specbatch.schemas.response_format import canonical
+
+SCHEMA = canonical(
+    {
+        "type": "json_schema",
+        "schema": {
+            "type": "object",
+            "properties": {"name": {"type": "string", "maxLength": 5}, "n": {"$ref": "#/$defs/n"}},
+            "required": ["name"],
+            "$defs": {"n": {"type": "integer", "maximum": 9}},
+        },
+    }
+)
+ANY, CHOICE = canonical({"type": "json_object"}), canonical({"type": "choice", "choice": ["yes"]})
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "ended", "problem"),
+    [
+        (SCHEMA, '{"name": "Anna", "n": 3}', True, None),
+        (SCHEMA, '{"name": "Anna"}', False, None),  # whole, though nothing could follow
+        (SCHEMA, '{"name": "An', False, "it was cut before its end"),
+        (SCHEMA, '{"name": "An', True, "it is not JSON"),
+        (SCHEMA, '{"name": "Secret"}', True, "`properties/name/maxLength` of the schema"),
+        (SCHEMA, '{"name": "a", "n": 12}', True, "`properties/n/maximum` of the schema"),
+        (SCHEMA, "{}", True, "`required` of the schema is not fulfilled"),
+        (SCHEMA, "[" * 100_000, True, "it is not JSON"),
+        (ANY, '{"a": 123456789012345678901234567890}', True, None),
+        (ANY, "[]", True, "it is not a JSON object"),
+        (CHOICE, "yes", True, None),
+        (CHOICE, "ye", False, "it was cut before its end"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_problem_is_named_and_the_text_is_not(
+    form: str, text: str, ended: bool, problem: str | None
+) -> None:
+    found = problem_of(form, text, ended)
+    if problem is None:
+        assert found is None
+    else:
+        assert found is not None
+        assert problem in found
+        assert "Secret" not in found
+
+
+def test_nothing_is_fetched_for_a_reference() -> None:
+    form = canonical({"type": "json_schema", "schema": {"$ref": "http://127.0.0.1:9/x.json"}})
+    with pytest.raises(Exception, match=r"127.0.0.1:9"):
+        problem_of(form, "{}", ended=True)
