@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from specbatch.jobs.cli.connect import load_settings
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.engines.models.model_folder import inspect_model
-from specbatch.pipeline.learning import gate, nightly
+from specbatch.pipeline.learning import checkpoints, gate, nightly
 from specbatch.pipeline.learning.nightly import LearnOrder
 from specbatch.pipeline.learning.wiring import train
 from specbatch.schemas.registry import DeployScope
