@@ -13,7 +13,7 @@ import argparse
 import json
 import statistics
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -58,7 +58,7 @@ class LateGrammarProposer(GrammarProposer):
 class Timed:
     """Seconds in a grammar's methods."""
 
-    seconds: Counter[str] = field(default_factory=Counter)
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     calls: Counter[str] = field(default_factory=Counter)
 
     def add(self, name: str, begun: float) -> None:
@@ -293,7 +293,8 @@ def _ratios(before: Seq[float], after: Seq[float]) -> dict[str, float]:
 
 
 def mask_share(bed: Bed, at_once: int, temperature: float) -> dict[str, Any]:
-    timed, requests = Timed(), []
+    timed = Timed()
+    requests: list[Request] = []
     for case in cases(at_once * 6, seed=2):
         if case.about != "function call" or len(requests) == at_once * 2:
             continue
