@@ -38,7 +38,19 @@ _SAID = {  # instead of messages that say little, or very much
     "recursion limit exceeded": "it is nested too deeply",
 }
 _JSON: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_NO_LEAP_SECOND = "^[^:]*:[^:]*:[0-5]"
+# What llguidance allows of a format and parsers refuse: the year 0, 29 February of every year, a
+# leap second at any time.
+_YEAR = "([1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
+_FOURS = "(0[48]|[2468][048]|[13579][26])"
+_DATE = (
+    f"^({_YEAR}-(0[13-9]|1[0-2])-[0-9]{{2}}|{_YEAR}-02-([01][0-9]|2[0-8])"
+    f"|([0-9]{{2}}{_FOURS}|{_FOURS}00)-02-29)"
+)
+_STRICT = {
+    "date": _DATE,
+    "time": "^[^:]*:[^:]*:[0-5]",
+    "date-time": f"{_DATE}[^:]*:[^:]*:[0-5]",
+}
 _VALUES = ("const", "enum", "default", "examples")  # where a JSON schema has no schemas
 # Where it has further schemas: under these keys, in their lists or by name.
 _INNER = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
@@ -246,14 +258,15 @@ def _of_schema(schema: Any) -> str:
 
 
 def _strict(schema: Any) -> Any:
-    """The same, without the leap seconds that llguidance allows at any time of a day."""
+    """The same, with a pattern beside each format of `_STRICT`."""
     if isinstance(schema, list):
         return [_strict(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
     strict = {k: part if k in _VALUES else _strict(part) for k, part in schema.items()}
-    if schema.get("format") in ("time", "date-time"):
-        also = {"pattern": _NO_LEAP_SECOND}
+    form = schema.get("format")
+    if isinstance(form, str) and form in _STRICT:
+        also = {"pattern": _STRICT[form]}
         strict |= {"allOf": [*strict.get("allOf", ()), also]} if "pattern" in strict else also
     return strict
 

@@ -288,6 +288,33 @@ def test_a_text_that_is_forced_without_an_end_costs_drafts_only() -> None:
         one.append(a)
 
 
+@pytest.mark.parametrize(
+    ("form", "text", "fits"),
+    [
+        ("date", "2024-02-29", True),
+        ("date", "0001-01-31", True),
+        ("date", "0000-12-22", False),
+        ("date", "2024-02-30", False),
+        ("date", "2023-02-29", False),
+        ("date", "1900-02-29", False),
+        ("date", "2000-02-29", True),
+        ("date", "2023-04-31", False),
+        ("time", "23:59:59Z", True),
+        ("time", "11:01:60Z", False),
+        ("date-time", "2024-02-29T23:59:59.5+01:00", True),
+        ("date-time", "0000-02-03T23:12:02Z", False),
+        ("date-time", "2024-02-03T23:12:60Z", False),
+    ],
+)
+@pytest.mark.parametrize("more", [{}, {"pattern": "^[0-2]"}], ids=["alone", "and a pattern"])
+def test_dates_and_times_are_such_that_parsers_read(
+    form: str, text: str, fits: bool, more: dict[str, Any]
+) -> None:
+    matcher = of_schema({"type": "string", "format": form} | more).matcher()
+    ids = tokenizer().encode(json.dumps(text)).ids
+    assert (matcher.validate_tokens(ids) == len(ids)) is fits
+
+
 # --- ends -----------------------------------------------------------------------------------------
 
 
