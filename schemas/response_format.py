@@ -36,7 +36,11 @@ def canonical(given: object) -> str:
     if kind not in _FIELDS:
         raise ValueError(f"has type {kind!r:.40}: it is one of text, {', '.join(_FIELDS)}")
     value = _value(kind, given)
-    text = orjson.dumps({"type": kind} | ({} if value is None else {_FIELDS[kind][0]: value}))
+    form = {"type": kind} | ({} if value is None else {_FIELDS[kind][0]: value})
+    try:
+        text = orjson.dumps(form)
+    except TypeError as error:  # also too deep, or a number of more than 64 bits
+        raise ValueError(f"cannot be written as JSON: {str(error).lower()}") from None
     if len(text) > _MOST_BYTES:
         raise ValueError(f"has {len(text):,} bytes, more than {_MOST_BYTES:,}")
     return text.decode()

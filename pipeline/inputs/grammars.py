@@ -7,9 +7,11 @@ ask for more room with `"x-guidance": {"whitespace_flexible": true}`.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,9 +23,36 @@ from specbatch.schemas.errors import EngineError
 from specbatch.schemas.response_format import parsed
 
 _MOST_KEPT = 512  # compiled grammars; the one that was used longest ago goes first
-_MOST_FORCED = 64  # tokens that are drafted at once
-_JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-# Where a JSON schema has further schemas: under these keys, in their lists or by name.
+_MOST_FORCED = 64  # tokens that are drafted at once …
+_MOST_KNOWN = 4_096  # … and that are kept, of a longer text that is forced
+_MOST_PROPERTIES, _MOST_PROPERTIES_IN_ALL = 1_000, 4_000  # of a schema
+_FAULT_BYTES = 1 << 20  # of schemas that are compiled to find out what is wrong with one
+_LONGEST_SAID, _LONGEST_PATH = 240, 160  # characters of a message
+_POSITION = re.compile(r"(?:at )?(\d+)\((\d+)\): ")  # in Lark's notation
+_SAID = {  # instead of messages that say little, or very much
+    "NoExtension": "nothing fits it",
+    "Unsatisfiable schema: Regex is empty": "no text fits its pattern, format and length",
+    "parser error: Too many items": "what it forces has no end, or is too long",
+    "lexer error: too many expressions": "what it forces has no end, or is too long",
+    "Resource '": "its $ref leads out of the schema, and nothing is fetched",
+    "recursion limit exceeded": "it is nested too deeply",
+}
+_JSON: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# What llguidance allows of a format and parsers refuse: the year 0, 29 February of every year, a
+# leap second at any time.
+_YEAR = "([1-9][0-9]{3}|0[1-9][0-9]{2}|00[1-9][0-9]|000[1-9])"
+_FOURS = "(0[48]|[2468][048]|[13579][26])"
+_DATE = (
+    f"^({_YEAR}-(0[13-9]|1[0-2])-[0-9]{{2}}|{_YEAR}-02-([01][0-9]|2[0-8])"
+    f"|([0-9]{{2}}{_FOURS}|{_FOURS}00)-02-29)"
+)
+_STRICT = {
+    "date": _DATE,
+    "time": "^[^:]*:[^:]*:[0-5]",
+    "date-time": f"{_DATE}[^:]*:[^:]*:[0-5]",
+}
+_VALUES = ("const", "enum", "default", "examples")  # where a JSON schema has no schemas
+# Where it has further schemas: under these keys, in their lists or by name.
 _INNER = ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
@@ -50,7 +79,9 @@ class Grammars:
             if (found := self._kept.get(response_format)) is not None:
                 self._kept.move_to_end(response_format)
                 return found
-        made = CompiledGrammar(self._compiled(response_format), self._tokenizer, self.vocab_size)
+        made = CompiledGrammar(
+            partial(self._compiled, response_format), self._tokenizer.eos_tokens, self.vocab_size
+        )
         with self._lock:
             self._kept[response_format] = made
             if len(self._kept) > _MOST_KEPT:
@@ -59,84 +90,153 @@ class Grammars:
 
     def _compiled(self, response_format: str) -> LLMatcher:
         kind, value = parsed(response_format)
+        if kind not in ("json_object", "json_schema"):
+            return self._made(_of_text(kind, value))
         schema = {"type": "object"} if kind == "json_object" else value
-        of_json = kind in ("json_object", "json_schema")
-        grammar = _of_schema(schema) if of_json else _of_text(kind, value)
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
-        if matcher.is_error():
-            problem = _first_line(matcher.get_error())
-            if of_json and (path := self._fault(schema)):
-                problem = f"at {path}: {problem}"
-            raise GrammarError(problem)
-        return matcher
+        _check_size(schema)
+        try:
+            return self._made(_of_schema(schema))
+        except GrammarError as error:
+            path, problem = self._fault(schema)
+            where = path if len(path) <= _LONGEST_PATH else f"… {path[-_LONGEST_PATH:]}"
+            raise GrammarError(f"at {where}: {problem}" if path else str(error)) from None
 
-    def _fault(self, schema: Any) -> str:
-        """The path of the innermost part of a schema that cannot be compiled alone."""
-        shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-        path, part = "", schema
+    def _made(self, grammar: str) -> LLMatcher:
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        if not matcher.is_error():
+            start = matcher.deep_copy()
+            start.compute_bitmask()
+            start.try_consume_tokens(start.compute_ff_tokens())
+            if not start.is_error():
+                return matcher
+            matcher = start
+        raise GrammarError(_sentence(matcher.get_error()))
+
+    def _fault(self, schema: Any) -> tuple[str, str]:
+        """The path of the innermost part of a schema that cannot be compiled alone, down to one
+        keyword if it is that alone, and what is wrong with it."""
+        root = _moved(schema)
+        tries = max(_FAULT_BYTES // len(orjson.dumps(root)), 1)
+
+        def problem_of(part: dict[str, Any]) -> str:
+            nonlocal tries
+            tries -= 1
+            if tries < 0:
+                return ""
+            try:
+                self._made(_of_schema({**part, "$defs": {"root": root}}))
+            except GrammarError as error:
+                return str(error)
+            return ""
+
+        path, part, problem = "", root, ""
         while True:
             for step, inner in _parts(part):
-                alone = _of_schema({**shared, **inner})
-                if LLMatcher.validate_grammar_with_warnings(alone, self._tokenizer)[0]:
-                    path, part = path + step, inner
+                if found := problem_of(inner):
+                    path, part, problem = path + step, inner, found
                     break
             else:
-                return path
+                break
+        keys = sorted(part, key="type".__eq__) if isinstance(part, dict) else ()  # it is last
+        for key in keys:
+            without = {other: value for other, value in part.items() if other != key}
+            if tries > 0 and (problem or (problem := problem_of(part))) and not problem_of(without):
+                return f"{path}/{key}", problem
+        return path, problem
 
 
 class CompiledGrammar:
-    """One grammar, for any number of outputs."""
+    """One grammar, for any number of outputs. Thread-safe."""
 
-    def __init__(self, matcher: LLMatcher, tokenizer: LLTokenizer, vocab_size: int) -> None:
+    def __init__(
+        self, make: Callable[[], LLMatcher], end_ids: Sequence[int], vocab_size: int
+    ) -> None:
         self.vocab_size = vocab_size
-        self._first = matcher
-        self._end_ids = list(tokenizer.eos_tokens)
+        self.end_ids = list(end_ids)
+        self._make = make
+        self._first = make()
 
     def begin(self) -> GrammarState:
-        return GrammarState(self._first.deep_copy(), self._end_ids)
+        return GrammarState(self)
+
+    def matcher(self) -> LLMatcher:
+        """One at the beginning."""
+        return self._first.deep_copy()
+
+    def renewed(self) -> LLMatcher:
+        """One that shares nothing with those before: all of a grammar share the states of its
+        lexer, and fail together once these are too many."""
+        self._first = self._make()
+        return self.matcher()
 
 
 class GrammarState:
     """As the engine's contract says."""
 
-    def __init__(self, matcher: LLMatcher, end_ids: Sequence[int]) -> None:
-        self._matcher = matcher
-        self._end_ids = end_ids
+    def __init__(self, grammar: CompiledGrammar) -> None:
+        self._grammar = grammar
+        self._matcher = grammar.matcher()
+        self._end_ids = grammar.end_ids
+        self._tokens: list[int] = []
+        self._forced: list[int] = []  # behind them, as far as it is known
 
     def append(self, token: int) -> None:
-        if not self._matcher.consume_token(token):
+        if not self._matcher.consume_token(token) and not (
+            self._renewed() and self._matcher.consume_token(token)
+        ):
             raise self._broken()
+        self._tokens.append(token)
+        self._forced = self._forced[1:] if self._forced[:1] == [token] else []
 
     def masks(self, allowed: NDArray[np.int32], draft: Sequence[int], first: int) -> None:
-        matcher, taken = self._matcher, 0
-        try:
-            for token in draft[:first]:
-                if not self._takes(token):
-                    return
-                taken += 1
-            last = len(allowed) - 1
-            for row, bits in enumerate(allowed):
-                matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
-                if matcher.is_error():
-                    raise self._broken()
-                if row == last or not self._takes(draft[first + row]):
-                    return
-                taken += 1
-        finally:
-            if taken:
-                matcher.rollback(taken)
+        if not self._filled(allowed, draft, first) and not (
+            self._renewed() and self._filled(allowed, draft, first)
+        ):
+            raise self._broken()
 
     def forced(self) -> list[int]:
         matcher = self._matcher
         if matcher.is_stopped():
             return self._end_ids[:1]
-        tokens = matcher.compute_ff_tokens()
-        if not tokens:
-            return []
-        taken = matcher.try_consume_tokens(tokens)
-        ends = taken == len(tokens) and matcher.is_stopped()
-        matcher.rollback(taken)
-        return [*tokens, *self._end_ids[:1]][:_MOST_FORCED] if ends else tokens[:_MOST_FORCED]
+        if not self._forced and (tokens := matcher.compute_ff_tokens()):
+            taken = matcher.try_consume_tokens(tokens)
+            ends = taken == len(tokens) and matcher.is_stopped()
+            if matcher.is_error():  # for good: what is forced had no end
+                self._matcher = self._grammar.renewed()
+                self._matcher.consume_tokens(self._tokens)
+            else:
+                matcher.rollback(taken)
+                tokens += self._end_ids[: int(ends)]
+            self._forced = tokens[:_MOST_KNOWN]
+        return self._forced[:_MOST_FORCED]
+
+    def _filled(self, allowed: NDArray[np.int32], draft: Sequence[int], first: int) -> bool:
+        matcher, taken = self._matcher, 0
+        try:
+            for token in draft[:first]:
+                if not self._takes(token):
+                    return True
+                taken += 1
+            last = len(allowed) - 1
+            for row, bits in enumerate(allowed):
+                matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+                if matcher.is_error():
+                    return False
+                if row == last or not self._takes(draft[first + row]):
+                    return True
+                taken += 1
+            return True
+        finally:
+            if taken:
+                matcher.rollback(taken)
+
+    def _renewed(self) -> bool:
+        """Whether it was the lexer that gave up, maybe by what other outputs did to it: the state
+        then goes on with a new one."""
+        if "lexer error" not in self._matcher.get_error():
+            return False
+        self._matcher = self._grammar.renewed()
+        return bool(self._matcher.consume_tokens(self._tokens))
 
     def _takes(self, token: int) -> bool:
         """Whether the draft goes on with the token, which is then behind it. Nothing follows the
@@ -144,11 +244,60 @@ class GrammarState:
         return token not in self._end_ids and self._matcher.try_consume_tokens([token]) == 1
 
     def _broken(self) -> EngineError:
-        return EngineError(f"grammar: {_first_line(self._matcher.get_error())}")
+        return EngineError(f"grammar: {_sentence(self._matcher.get_error())}")
 
 
 def _of_schema(schema: Any) -> str:
-    return LLMatcher.grammar_from_json_schema(orjson.dumps(schema).decode(), defaults=_JSON)
+    if schema is False:
+        raise GrammarError("nothing fits it")
+    text = orjson.dumps({} if schema is True else _strict(schema)).decode()
+    try:
+        return LLMatcher.grammar_from_json_schema(text, defaults=_JSON)
+    except ValueError as error:
+        raise GrammarError(_sentence(str(error))) from None
+
+
+def _strict(schema: Any) -> Any:
+    """The same, with a pattern beside each format of `_STRICT`."""
+    if isinstance(schema, list):
+        return [_strict(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    strict = {k: part if k in _VALUES else _strict(part) for k, part in schema.items()}
+    form = schema.get("format")
+    if isinstance(form, str) and form in _STRICT:
+        also = {"pattern": _STRICT[form]}
+        strict |= {"allOf": [*strict.get("allOf", ()), also]} if "pattern" in strict else also
+    return strict
+
+
+def _check_size(schema: Any) -> None:
+    """Objects of so many properties take seconds to compile: their price grows as the square."""
+    in_all, left = 0, [schema]
+    while left:
+        part = left.pop()
+        left += [inner for _, inner in _parts(part)]
+        properties = part.get("properties") if isinstance(part, dict) else None
+        count = len(properties) if isinstance(properties, dict) else 0
+        in_all += count
+        if count > _MOST_PROPERTIES or in_all > _MOST_PROPERTIES_IN_ALL:
+            raise GrammarError(
+                f"more than {_MOST_PROPERTIES:,} properties in an object, or "
+                f"{_MOST_PROPERTIES_IN_ALL:,} in all"
+            )
+
+
+def _moved(schema: Any) -> Any:
+    """The same as the definition `root` of another schema: references say so."""
+    if isinstance(schema, list):
+        return [_moved(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {key: _moved(part) for key, part in schema.items()}
+    ref = moved.get("$ref")
+    if isinstance(ref, str) and (ref == "#" or ref.startswith("#/")):
+        moved["$ref"] = f"#/$defs/root{ref[1:]}"
+    return moved
 
 
 def _of_text(kind: str, value: Any) -> str:
@@ -156,6 +305,7 @@ def _of_text(kind: str, value: Any) -> str:
         return LLMatcher.grammar_from_regex(value)
     if kind == "choice":
         value = "start: " + " | ".join(orjson.dumps(choice).decode() for choice in value)
+        value = value.replace("\x7f", "\\u007f")  # which Lark knows in no other way
     return LLMatcher.grammar_from_lark(value)
 
 
@@ -167,7 +317,7 @@ def _parts(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         named = schema.get(key)
         for name, inner in named.items() if isinstance(named, dict) else ():
             if isinstance(inner, dict):
-                yield f"/{key}/{name}", inner
+                yield f"/{key}/{name.replace('~', '~0').replace('/', '~1')}", inner
     for key in _LISTS:
         parts = schema.get(key)
         for at, inner in enumerate(parts) if isinstance(parts, list) else ():
@@ -178,5 +328,17 @@ def _parts(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"/{key}", schema[key]
 
 
-def _first_line(text: str) -> str:
-    return text.strip().partition("\n")[0]
+def _sentence(text: str) -> str:
+    """What is wrong, of a message of several lines, in one."""
+    lines = text.strip().splitlines() or ["it cannot be compiled"]
+    said, reason = lines[0].strip(), [x[7:] for x in lines if x.startswith("error: ")]
+    if said.endswith("regex parse error:") and reason:
+        pattern = next((x.strip() for x in lines[1:]), "")
+        return f"the pattern {pattern:.80} cannot be read: {reason[0]}"
+    for begin, instead in _SAID.items():
+        if said.startswith(begin):
+            return instead
+    if position := _POSITION.match(said):
+        said = f"line {position[1]}, column {position[2]}: {said[position.end() :]}"
+    said = said.replace("min/maxProperties", "minProperties and maxProperties are")
+    return said if len(said) <= _LONGEST_SAID else f"{said[:_LONGEST_SAID]} …"

@@ -1,7 +1,7 @@
 """Drafts the tokens that a grammar forces: a key of a JSON schema, the brace behind it.
 
-The verifier decides them like all others, in the pass that it makes anyway: another way to split
-the same text into tokens may be likelier.
+The verifier decides them like all others, in the pass that it makes anyway. Where a text is forced
+its mask has but the token that the tokenizer would write, so nearly all of them are accepted.
 """
 
 from __future__ import annotations
@@ -16,9 +16,13 @@ class GrammarProposer(Proposer):
     """Knows what must follow where a sequence has a grammar, and says nothing elsewhere."""
 
     name = "grammar"
+    is_sure = True
 
     def __init__(self) -> None:
         self._forced: dict[Sequence, tuple[int, Seq[int]]] = {}  # at so many tokens
+
+    def concerns(self, sequence: Sequence) -> bool:
+        return sequence.grammar is not None
 
     def available(self, sequence: Sequence) -> int:
         return len(self._of(sequence))
