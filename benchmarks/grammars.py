@@ -44,14 +44,7 @@ from support.schemas import Case, cases, problem_of
 KV_CACHE_BYTES = 512 << 20
 TEMPERATURES = (0.0, 0.8)
 CALL_TOKENS = 200
-# Of part b: who drafts. `late` is not looked for in every step, as other free drafts.
-MODES = ("off", "pair", "pair and grammar", "grammar", "late grammar")
-
-
-class LateGrammarProposer(GrammarProposer):
-    """Is asked at replans alone, and believed once it was tested."""
-
-    is_sure = False
+MODES = ("off", "pair", "pair and grammar", "grammar")  # who drafts, in part b
 
 
 @dataclass(slots=True)
@@ -134,9 +127,7 @@ class Bed:
         learned = self._learned.setdefault((mode, at_once), Knowledge())
         knowledge = Knowledge() if fresh else learned
         proposers: list[Proposer] = []
-        if "late" in mode:
-            proposers.append(LateGrammarProposer())
-        elif "grammar" in mode:
+        if "grammar" in mode:
             proposers.append(GrammarProposer())
         if "pair" in mode:
             cost = knowledge.draft_time_of("draft-model")
@@ -240,7 +231,7 @@ def speeds(bed: Bed, at_once: int, temperature: float, runs: int, waves: int) ->
     seconds: dict[str, list[float]] = {mode: [] for mode in MODES}
     steps: dict[str, list[int]] = {mode: [] for mode in MODES}
     accepted: dict[str, list[float]] = {mode: [] for mode in MODES}
-    new_steps: dict[str, list[int]] = {"grammar": [], "late grammar": []}
+    new_steps: list[int] = []
     wanted: dict[str, Completion] = {}
     for turn in range(runs + 1):
         for mode in MODES[turn % len(MODES) :] + MODES[: turn % len(MODES)]:
@@ -254,11 +245,10 @@ def speeds(bed: Bed, at_once: int, temperature: float, runs: int, waves: int) ->
                 seconds[mode].append(took)
                 steps[mode].append(engine.stats.steps)
                 accepted[mode].append(engine.stats.accepted / max(engine.stats.proposed, 1))
-        for mode in ("grammar", "late grammar"):
-            engine = bed.engine(mode, at_once, fresh=True)
-            _, done = run(engine, requests[: 2 * at_once])
-            assert all(done[name].token_ids == wanted[name].token_ids for name in done)
-            new_steps[mode].append(engine.stats.steps)
+        engine = bed.engine("grammar", at_once, fresh=True)
+        _, done = run(engine, requests[: 2 * at_once])
+        assert all(done[name].token_ids == wanted[name].token_ids for name in done)
+        new_steps.append(engine.stats.steps)
     tokens = sum(len(c.token_ids) for c in wanted.values())
     forced = sum(forced_tokens(r.grammar, wanted[r.request_id].token_ids) for r in requests)
     row = {
@@ -276,7 +266,6 @@ def speeds(bed: Bed, at_once: int, temperature: float, runs: int, waves: int) ->
         },
         "pair_and_grammar_over_pair": _ratios(seconds["pair"], seconds["pair and grammar"]),
         "grammar_over_off": _ratios(seconds["off"], seconds["grammar"]),
-        "grammar_over_late": _ratios(seconds["late grammar"], seconds["grammar"]),
     }
     print(json.dumps(row), flush=True)
     return row

@@ -390,37 +390,3 @@ def test_a_fixed_depth_goes_on_with_a_source_that_was_taken_out_of_the_job(clock
     assert not decision_log.allows("nightly", "a", made.speculator.steps)
     # Beside it samples in shadow of the others, one at a time.
     assert [call for call in source.asked if call[0][0] is fixed] == [[(fixed, 2)]] * 20
-
-
-# --- sources that are sure ------------------------------------------------------------------------
-
-
-class SureSource(Source):
-    """As what a grammar forces: for some tokens of an output, and then nearly always right."""
-
-    is_sure = True
-
-
-def test_a_sure_source_is_asked_as_soon_as_it_has_something(clock: Clock) -> None:
-    """It had nothing when a replan chose depth 0, which stands for long."""
-    sure = SureSource("sure", 1.0, limit=0)
-    made = simulation(clock, sure, count=1)
-    made.without_controls()
-    made.run(50)
-    assert sure.drafted == 0
-    made.speculator._selection.until = made.speculator.steps + 100
-    replans = made.speculator._replans
-    sure.limit = lambda _: 9
-    made.step()
-    assert made.drafted == 9
-    sure.limit = lambda _: 0
-    made.step()
-    assert made.drafted == 0
-    assert made.speculator._replans == replans
-
-
-def test_a_sure_source_that_turns_out_unsure_is_not_asked(clock: Clock) -> None:
-    sure = SureSource("sure", 0.02)
-    made = simulation(clock, sure, warm=600)
-    made.run(200)
-    assert sure.drafted < 0.2 * 200 * len(made.sequences)

@@ -16,13 +16,9 @@ class GrammarProposer(Proposer):
     """Knows what must follow where a sequence has a grammar, and says nothing elsewhere."""
 
     name = "grammar"
-    is_sure = True
 
     def __init__(self) -> None:
         self._forced: dict[Sequence, tuple[int, Seq[int]]] = {}  # at so many tokens
-
-    def concerns(self, sequence: Sequence) -> bool:
-        return sequence.grammar is not None
 
     def available(self, sequence: Sequence) -> int:
         return len(self._of(sequence))

@@ -40,7 +40,6 @@ class GuardedProposer(Proposer):
         self.name = proposer.name
         self.fingerprint = proposer.fingerprint
         self.pass_time = proposer.pass_time
-        self.is_sure = proposer.is_sure
         self.has_draft_probs = proposer.has_draft_probs
         self._on_open = on_open
         self._on_failure = on_failure
@@ -53,9 +52,6 @@ class GuardedProposer(Proposer):
         if self._in_a_row >= PATIENCE and self._clock() < self._open_until:
             return 0
         return self._number(self._proposer.available, sequence)
-
-    def concerns(self, sequence: Sequence) -> bool:
-        return self._proposer.concerns(sequence)
 
     def behind(self, sequence: Sequence) -> int:
         return self._number(self._proposer.behind, sequence)

@@ -26,9 +26,6 @@ class Proposer(ABC):
     fingerprint: str = ""
     # Seconds of a call of its model, by (calls, passes, tokens fed); None: drafts are free.
     pass_time: LinearCost | None = None
-    # Whether nearly all it offers is accepted. As it comes and goes, every step looks for it, and
-    # it is believed before it was tested.
-    is_sure = False
     # Whether it has `draft_probs`, as ratio tests need. It then samples with its own noise for a
     # sequence whose verification is not coupled.
     has_draft_probs = False
@@ -40,10 +37,6 @@ class Proposer(ABC):
     @abstractmethod
     def propose(self, sequences: Seq[Sequence], depths: Seq[int]) -> list[list[int]]:
         """At most `depths[i]` (>= 1) draft tokens for `sequences[i]`; fewer or none is allowed."""
-
-    def concerns(self, sequence: Sequence) -> bool:  # noqa: ARG002 - as below
-        """Whether it could ever offer anything for the sequence."""
-        return True
 
     def confidence_bucket(self, sequence: Sequence) -> int:  # noqa: ARG002 - for those that can tell
         """A small number for how sure it is of what it could offer now; 0 if it cannot tell.

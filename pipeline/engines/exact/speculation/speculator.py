@@ -85,8 +85,6 @@ class Speculator:
         for proposer in self.proposers:
             if proposer.pass_time is not None:
                 self.knowledge.draft_times[proposer.name] = proposer.pass_time
-            if proposer.is_sure:
-                self.knowledge.acceptance_of(proposer.name).prior = tuning.SURE_PRIOR
         self._switches = ALL_ON
         self._off: dict[tuple[str, RowScope], frozenset[str]] = {}  # proposers, by job and scope
         self._controller = Controller(self.knowledge)
@@ -144,7 +142,7 @@ class Speculator:
         if self._selection.at_depth_0 or not self._at_rest.is_empty:
             drafting_sec += self._sample_at_rest(deciding)
         self._opens = self.steps < self._selection.opening_until
-        arm = self._drawn(deciding, may_be_control=not replans)
+        arm = self._drawn(len(deciding), may_be_control=not replans)
         self._pauses = arm is not Arm.DRAFTS
         if any(sequence.request.depth for sequence in deciding):
             arm = Arm.APART
@@ -240,7 +238,7 @@ class Speculator:
         return off
 
     # --- one step ------------------------------------------------------------------------------
-    def _drawn(self, deciding: Seq[Sequence], may_be_control: bool) -> Arm:
+    def _drawn(self, count: int, may_be_control: bool) -> Arm:
         """Whether this step drafts, or measures depth 0 instead: that is chance, see `controls.py`.
 
         A step that replans is no control, as depth 0 alone would not replan.
@@ -248,19 +246,14 @@ class Speculator:
         if self._settling:
             self._settling -= 1
             return Arm.SETTLING if self._settling else Arm.CONTROL
-        if self._selection.at_depth_0 and not self._opens and not self._turned_up(deciding):
+        if self._selection.at_depth_0 and not self._opens:
             return Arm.PLAIN
         self._odds = self._control_every - 1.0
         if may_be_control and self._coin() * self._control_every < 1.0:
-            self._settling = self._controller.settling_steps(len(deciding))
+            self._settling = self._controller.settling_steps(count)
             self._selection.until = max(self._selection.until, self.steps + self._settling + 1)
             return Arm.SETTLING
         return Arm.DRAFTS
-
-    def _turned_up(self, deciding: Seq[Sequence]) -> bool:
-        """Whether there is a draft that pays though others do not."""
-        watched = self._selection.watched
-        return any(self._better(proposer, s) for proposer in watched for s in deciding)
 
     def _choice(self, sequence: Sequence) -> Choice | None:
         """Who drafts for it now, and how many tokens of what there is."""
@@ -274,13 +267,13 @@ class Speculator:
         selection = self._selection
         chosen = selection.opening if self._opens else selection.choices
         choice = chosen.get(sequence) or self._of_newcomer(sequence)
+        if choice is None:
+            return None
         for proposer in selection.watched:
-            if choice is not None and proposer is choice[0] and not proposer.is_sure:
+            if proposer is choice[0]:
                 break
             if better := self._better(proposer, sequence):
                 return better
-        if choice is None:
-            return None
         proposer, depth = choice
         if depth <= 0:
             return None
@@ -315,13 +308,17 @@ class Speculator:
 
     def _better(self, proposer: Proposer, sequence: Sequence) -> Choice | None:
         """A free draft that turned up since the last replan, as long as it is worth verifying."""
+        if not self._may(proposer, sequence):
+            return None
         there = min(proposer.available(sequence), self._cap(sequence))
-        if there <= 0 or not self._may(proposer, sequence):
+        if there <= 0:
             return None
-        selection, rate = self._selection, self._rate(proposer, sequence)
-        if rate <= (selection.least_worth if proposer.is_sure else selection.beats):
+        rate = self._rate(proposer, sequence)
+        if rate <= self._selection.beats:
             return None
-        return proposer, min(there, depth_worth(rate, selection.least_worth, tuning.MAX_DEPTH))
+        return proposer, min(
+            there, depth_worth(rate, self._selection.least_worth, tuning.MAX_DEPTH)
+        )
 
     def _ask(
         self,
@@ -487,13 +484,11 @@ class Speculator:
             is_full = True  # a sample found that it may pay
             options, picked = self._options_of_all(deciding, len(deciding))
             chosen = self._controller.replan(candidates(picked), len(deciding) - len(picked))
-        self._take(chosen, picked, deciding)
+        self._take(chosen, picked, len(deciding))
         settling = self._controller.settling_steps(len(deciding))
         self._control_every = (
             chosen.control_every(settling) if known else tuning.FIRST_CONTROL_EVERY
         )
-        if chosen.at_depth_0 and self._selection.watched:  # what these gain is not known before
-            self._control_every = tuning.CONTROL_EVERY_STEPS[1]
         if chosen.weighed and picked:
             if is_full:  # a few cannot pay for a draft model's call
                 record_decisions(
@@ -519,9 +514,7 @@ class Speculator:
         options = [found for s in free if (found := self._options(s, self._cap(s)))]
         return options, self._router.pick(options, self.steps)
 
-    def _take(self, chosen: DepthSchedule, picked: Seq[Option], deciding: Seq[Sequence]) -> None:
-        count = len(deciding)
-        sure = [p for p in self.proposers if p.is_sure and any(map(p.concerns, deciding))]
+    def _take(self, chosen: DepthSchedule, picked: Seq[Option], count: int) -> None:
         self._selection = selection = _Selection(
             self.steps + chosen.steps, count, chosen.at_depth_0
         )
@@ -529,10 +522,6 @@ class Speculator:
             selection.opening_until = self.steps + chosen.opening_steps
             selection.opening = choices(picked, chosen.opening)
         if chosen.at_depth_0:
-            if sure:
-                price = self._controller.price(count, None).token
-                selection.least_worth = min(max(price, tuning.LEAST_PRICE), 1.0)
-                selection.watched = tuple(sure)
             return
         selection.least_worth = chosen.least_worth
         selection.choices = choices(picked, chosen.depths)
@@ -543,9 +532,7 @@ class Speculator:
         selection.newcomer = usual(list(zip(picked, chosen.depths, strict=True)))
         selection.beats = sum(w.rate for w in picked) / len(picked) + tuning.CLEARLY_BETTER
         free = [p for p in self.proposers if p.pass_time is None]
-        selection.watched = tuple(
-            p for p in free if p in sure or self._is_worth_watching(p, selection.beats)
-        )
+        selection.watched = tuple(p for p in free if self._is_worth_watching(p, selection.beats))
 
     def _try(self, tried: Seq[Option]) -> None:
         """Let a model that is not theirs draft for a few sequences, for a few steps."""
