@@ -76,13 +76,10 @@ def learn(
     """
     require_engine_extra()
     settings = load_settings()
-    from transformers.utils import logging
-
     from specbatch.pipeline.learning.nightly import LearnOrder, learn
     from specbatch.pipeline.learning.training import Watcher
     from specbatch.pipeline.learning.wiring import stop_signals
 
-    logging.disable_progress_bar()  # another library's bars beside ours
     order = LearnOrder(
         *(name, model_ref(verifier, Path.cwd()), folder, tenant, job, shares_in(steps)),
         held_out=held_out,

@@ -193,12 +193,9 @@ def train(
         seed=seed,
         device=device or settings.device,
     )
-    from transformers.utils import logging
-
     from specbatch.pipeline.learning import wiring
     from specbatch.pipeline.learning.training import Watcher
 
-    logging.disable_progress_bar()  # another library's bars beside ours
     with (
         closing(make_store(settings)) as store,
         if_interrupted(_INTERRUPTED),

@@ -23,6 +23,7 @@ import orjson
 import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers.utils import logging as transformers_logging
 
 from specbatch.pipeline.engines.contract import ModelFolder
 from specbatch.pipeline.engines.models.fingerprint import beside_weights
@@ -81,6 +82,7 @@ class Training:
         cannot be trained, and `KeyboardInterrupt` after a checkpoint when it was stopped.
         """
         self._check_data()
+        transformers_logging.disable_progress_bar()  # in the middle of a log, or beside ours
         with _deterministic():
             model = _load(self.parent).float().to(self.parameters.device)
             about = self.about(model.config.hidden_size)

@@ -210,7 +210,9 @@ def test_a_replay_says_that_all_is_the_same_or_shows_both(cli: Cli, done: str) -
     assert told.json["kept"]["token_ids"] != told.json["written"]["token_ids"]
 
 
-@pytest.mark.parametrize("name", ["abcdef", "abcdef/x", "abcdef/1/2/3", "/1", "abcdef/-1"])
+@pytest.mark.parametrize(
+    "name", ["abcdef", "abcdef/x", "abcdef/1/2/3", "/1", "abcdef/-1", f"abc/{'9' * 5000}"]
+)
 def test_what_names_no_completion_is_refused(cli: Cli, name: str) -> None:
     called = cli("replay", name)
     assert called.code == 2

@@ -155,7 +155,6 @@ def test_the_data_set_can_be_written_for_another_trainer(
         (["--since", "yesterday"], "--since 'yesterday' is neither an age nor a time"),
         (["--device", "cuda:77"], "device `cuda:77` is not here"),
         (["--epochs", "inf"], "--epochs inf must be from 0.01 to 10,000"),
-        (["--epochs", "nan"], "--epochs nan must be from 0.01 to 10,000"),
         (["--learning-rate", "inf"], "--learning-rate inf must be a finite number"),
         (["--out", "prompts.parquet"], "nothing can be written to prompts.parquet: "),
         (
