@@ -70,7 +70,7 @@ def trained(monkeypatch: pytest.MonkeyPatch, tiny_pair: TinyPair) -> list[Callab
     meanwhile: list[Callable[[], None]] = []
 
     def quickly(_settings: Any, _store: Any, parent: str, out: Path, *_: Any) -> dict[str, Any]:
-        shutil.copytree(tiny_pair.draft, out)
+        shutil.copytree(tiny_pair.draft, out, dirs_exist_ok=True)
         weights = load_file(out / "model.safetensors")
         changed = float(len(weights) + sum(map(ord, out.name)))
         noisy = {name: values * (1 + changed / 1e6) for name, values in weights.items()}
