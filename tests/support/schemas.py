@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jsonschema.validators import (  # type: ignore[import-untyped] # it has no types
+from jsonschema.validators import (
     Draft202012Validator,
 )
 from tokenizers import Tokenizer
