@@ -46,7 +46,7 @@ def drafting(
         str,
         typer.Option(
             "--proposer",
-            help="only drafts of block, history, ngram, draft-model or draft-model@NAME",
+            help="only drafts of grammar, block, history, ngram, draft-model or draft-model@NAME",
             show_default=False,
         ),
     ] = "",

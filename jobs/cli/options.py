@@ -141,7 +141,7 @@ Sources = Annotated[
     Text,
     _option(
         "--sources",
-        "sources of drafts: hybrid (all), or a list of block, history, ngram, draft-model",
+        "sources of drafts: hybrid (all), or a list of grammar, block, history, ngram, draft-model",
         _SPEED,
     ),
 ]

@@ -46,7 +46,8 @@ BAD_FLAGS = {
     "max depth": (["--max-depth", "99"], "--max-depth (field `speculation.max_depth`): must be at"),
     "source": (
         ["--sources", "ngram,psychic"],
-        "no source of drafts is called 'psychic': name some of grammar, block, history, ngram, draft-model",
+        "no source of drafts is called 'psychic': name some of grammar, block, history, ngram, "
+        "draft-model",
     ),
     "no source": (["--sources", ","], "no sources of drafts are left: name some, or set depth to"),
     "history tokens": (["--history-tokens", "-1"], "`speculation.history_tokens`"),
