@@ -68,6 +68,10 @@ class TimedGrammar:
     def vocab_size(self) -> int:
         return self.inner.vocab_size
 
+    @property
+    def end_ids(self) -> Seq[int]:
+        return self.inner.end_ids
+
     def begin(self) -> GrammarState:
         return TimedState(self.inner.begin(), self.timed)
 

@@ -96,6 +96,12 @@ class OutputError(UsageError):
     """The output location cannot be used; the message names it."""
 
 
+class InUseError(SpecbatchError):
+    """Another process works on it; the message says what to wait for. Later it may be free."""
+
+    exit_code = 2
+
+
 class IdempotencyError(UsageError):
     """The idempotency key belongs to a different spec; the message names the difference.
 

@@ -28,6 +28,8 @@ def canonical(given: object) -> str:
     """
     if isinstance(given, str):
         given = _parsed(given)
+    if isinstance(given, dict):  # a column of structs has the keys of all rows, with nulls
+        given = {key: value for key, value in given.items() if value is not None}
     if given is None or given == {"type": "text"}:
         return ""
     if not isinstance(given, dict) or not isinstance(given.get("type"), str):

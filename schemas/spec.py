@@ -476,10 +476,9 @@ class SamplingSpec(Part):
             raise ValueError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}")
         if self.top_logprobs and not self.logprobs:
             raise ValueError(f"top_logprobs {self.top_logprobs} needs logprobs to be true")
-        if self.response_format and self.min_tokens:
-            raise ValueError("response_format says where an output ends: leave min_tokens out")
-        if self.response_format and self.ignore_eos:
-            raise ValueError("response_format says where an output ends: leave ignore_eos out")
+        for name in ("min_tokens", "ignore_eos", "stop_token_ids"):
+            if self.response_format and getattr(self, name):
+                raise ValueError(f"response_format says where an output ends: leave {name} out")
         return self
 
     def params(self, overrides: dict[str, Any] | None = None) -> SamplingParams:

@@ -247,6 +247,11 @@ class Grammar(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
+    @property
+    def end_ids(self) -> Sequence[int]:
+        """The tokens that end an output."""
+        ...
+
     def begin(self) -> GrammarState:
         """At the beginning of an output."""
         ...

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from specbatch.schemas.errors import EngineError
 from specbatch.schemas.response_format import parsed
 
-_MOST_KEPT = 512  # compiled grammars; the one that was used longest ago goes first
+_MOST_KEPT = 128  # compiled grammars; the one that was used longest ago goes first
 _MOST_FORCED = 64  # tokens that are drafted at once …
 _MOST_KNOWN = 4_096  # … and that are kept, of a longer text that is forced
 _MOST_PROPERTIES, _MOST_PROPERTIES_IN_ALL = 1_000, 4_000  # of a schema
@@ -72,21 +72,29 @@ class Grammars:
         self._tokenizer = LLTokenizer(tokenizer, vocab_size, list(end_ids) or None)
         self._kept: OrderedDict[str, CompiledGrammar] = OrderedDict()
         self._lock = threading.Lock()
+        self._compiling = threading.Lock()  # one at a time: it may take seconds
 
     def of(self, response_format: str) -> CompiledGrammar:
         """Of a canonical form that is not empty. Raises `GrammarError`."""
+        if (known := self._known(response_format)) is not None:
+            return known
+        with self._compiling:
+            if (known := self._known(response_format)) is not None:  # by another thread
+                return known
+            make = partial(self._compiled, response_format)
+            made = CompiledGrammar(make, self._tokenizer.eos_tokens, self.vocab_size)
+            with self._lock:
+                self._kept[response_format] = made
+                if len(self._kept) > _MOST_KEPT:
+                    self._kept.popitem(last=False)
+            return made
+
+    def _known(self, response_format: str) -> CompiledGrammar | None:
         with self._lock:
-            if (found := self._kept.get(response_format)) is not None:
+            found = self._kept.get(response_format)
+            if found is not None:
                 self._kept.move_to_end(response_format)
-                return found
-        made = CompiledGrammar(
-            partial(self._compiled, response_format), self._tokenizer.eos_tokens, self.vocab_size
-        )
-        with self._lock:
-            self._kept[response_format] = made
-            if len(self._kept) > _MOST_KEPT:
-                self._kept.popitem(last=False)
-        return made
+            return found
 
     def _compiled(self, response_format: str) -> LLMatcher:
         kind, value = parsed(response_format)
@@ -184,15 +192,19 @@ class GrammarState:
         if not self._matcher.consume_token(token) and not (
             self._renewed() and self._matcher.consume_token(token)
         ):
-            raise self._broken()
+            # Nothing of the message: it would quote the output.
+            raise EngineError("its form cannot be followed any further: it is too complex")
         self._tokens.append(token)
         self._forced = self._forced[1:] if self._forced[:1] == [token] else []
 
     def masks(self, allowed: NDArray[np.int32], draft: Sequence[int], first: int) -> None:
-        if not self._filled(allowed, draft, first) and not (
-            self._renewed() and self._filled(allowed, draft, first)
-        ):
-            raise self._broken()
+        row = self._filled(allowed, draft, first)
+        if row is not None and self._renewed():
+            row = self._filled(allowed, draft, first)
+        if row is not None:  # then nothing may follow there, which matters if it is reached
+            allowed[row:] = 0
+            self._matcher = self._grammar.renewed()
+            self._matcher.consume_tokens(self._tokens)
 
     def forced(self) -> list[int]:
         matcher = self._matcher
@@ -210,22 +222,23 @@ class GrammarState:
             self._forced = tokens[:_MOST_KNOWN]
         return self._forced[:_MOST_FORCED]
 
-    def _filled(self, allowed: NDArray[np.int32], draft: Sequence[int], first: int) -> bool:
+    def _filled(self, allowed: NDArray[np.int32], draft: Sequence[int], first: int) -> int | None:
+        """The row at which the grammar gave up; None: it did not."""
         matcher, taken = self._matcher, 0
         try:
             for token in draft[:first]:
                 if not self._takes(token):
-                    return True
+                    return None
                 taken += 1
             last = len(allowed) - 1
             for row, bits in enumerate(allowed):
                 matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
                 if matcher.is_error():
-                    return False
+                    return row
                 if row == last or not self._takes(draft[first + row]):
-                    return True
+                    return None
                 taken += 1
-            return True
+            return None
         finally:
             if taken:
                 matcher.rollback(taken)
@@ -242,9 +255,6 @@ class GrammarState:
         """Whether the draft goes on with the token, which is then behind it. Nothing follows the
         end."""
         return token not in self._end_ids and self._matcher.try_consume_tokens([token]) == 1
-
-    def _broken(self) -> EngineError:
-        return EngineError(f"grammar: {_sentence(self._matcher.get_error())}")
 
 
 def _of_schema(schema: Any) -> str:

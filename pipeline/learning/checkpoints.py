@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specbatch.pipeline.storage.objects import sync_folder
-from specbatch.schemas.errors import OutputError
+from specbatch.schemas.errors import InUseError, OutputError
 from specbatch.schemas.training import RECORD
 
 FILE = "checkpoint.pt"  # in the folder that the model goes to, until it is there
@@ -52,7 +52,7 @@ class Checkpoint:
 def locked(file: Path, instead: str) -> Iterator[None]:
     """Keep other trainings out, until the block ends or the kernel ends the process.
 
-    `instead`: what else may be named. Raises `OutputError` while another one has it.
+    `instead`: what else may be named. Raises `InUseError` while another one has it.
     """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -66,9 +66,11 @@ def locked(file: Path, instead: str) -> Iterator[None]:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise OutputError(
+                raise InUseError(
                     f"another training writes to {file.parent}: wait for it, or name {instead}"
                 ) from None
+            except OSError as error:
+                raise OutputError(f"{file} cannot be locked: {error.strerror}") from None
         yield
 
 

@@ -36,7 +36,7 @@ def export(
     """
     if out.exists() and not out.is_dir():
         raise OutputError(f"--out {out} is a file: name a folder that is new or empty")
-    if out.exists() and any(out.iterdir()):
+    if out.exists() and any(not file.name.startswith(".") for file in out.iterdir()):
         raise OutputError(f"--out {out} is not empty: name a folder that is new or empty")
     parent = inspect_model(proposer)
     return speculators.write(_data(settings, store, parent, out, order, watcher), out)

@@ -550,8 +550,9 @@ class Store(Protocol):
 
     def settle_rollouts(self) -> list[Rollout]:
         """Promote the candidates that turned out better; one that has been retired meanwhile is
-        stopped. Retire those that turned out worse and draft for nobody. Returns the rollouts that
-        ended by it, promoted or STOPPED."""
+        stopped, and so is one whose present model serves no more. Retire those that turned out
+        worse and draft for nobody. Returns the rollouts that were promoted or STOPPED, but for
+        those that a promotion of this call has stopped."""
 
     # --- drafting switched off by an operator -----------------------------------------------
     def switch_drafting_off(self, scope: SwitchScope, reason: str) -> tuple[DraftSwitch, bool]:

@@ -1,18 +1,20 @@
 """Whether a finished text has the form that was asked for, judged apart from what enforced it.
 
-A problem is told without a word of the text: it comes into columns and logs that outlive it.
+A problem is told without a word of the text or of the schema: it comes into columns and logs that
+outlive them.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 from jsonschema.protocols import Validator
-from jsonschema.validators import validator_for
+from jsonschema.validators import extend, validator_for
 from referencing import Registry
 
 from specbatch.schemas.response_format import parsed
@@ -35,16 +37,32 @@ def problem_of(response_format: str, text: str, ended: bool) -> str | None:
         return _PREFIX + why
     if kind == "json_object":
         return None if isinstance(found, dict) else f"{_PREFIX}it is not a JSON object"
-    error = best_match(_validator(response_format).iter_errors(found))
-    if error is None:
+    try:
+        error = best_match(_validator(response_format).iter_errors(found))
+    except Exception:  # what the library cannot judge was formed all the same
         return None
-    place = "/".join(map(str, error.absolute_schema_path))
-    return f"{_PREFIX}`{place}` of the schema is not fulfilled"
+    return None if error is None else f"{_PREFIX}`{error.validator}` is not fulfilled"
 
 
 @lru_cache(maxsize=512)
 def _validator(response_format: str) -> Validator:
-    """Nothing is fetched: a reference that leads out of the schema is an error."""
+    """Nothing is fetched: a reference that leads out of the schema is an error.
+
+    Patterns are left out, as Python's search can take for ever and knows other classes of
+    characters than what formed the text; so are multiples, which it divides in binary.
+    """
     schema: Any = parsed(response_format)[1]
-    made: Validator = validator_for(schema, Draft202012Validator)(schema, registry=Registry())
+    known = validator_for(schema, Draft202012Validator)
+    others = {"pattern": _unjudged, "patternProperties": _unjudged, "multipleOf": _unjudged}
+    further = known.VALIDATORS["additionalProperties"]
+
+    def additional(judge: Any, value: Any, found: Any, of: Mapping[str, Any]) -> Iterator[Any]:
+        return _unjudged() if "patternProperties" in of else further(judge, value, found, of)
+
+    judging = extend(known, {**others, "additionalProperties": additional})
+    made: Validator = judging(schema, registry=Registry())
     return made
+
+
+def _unjudged(*_: Any) -> Iterator[Any]:
+    return iter(())

@@ -28,8 +28,7 @@ def with_text(
         shown = text_before_stop(decode, record.token_ids, text, of.stop, of.min_tokens)
         problem = record.error
         if of.response_format and problem is None and record.finish_reason in FINISHED:
-            stopped = record.finish_reason is FinishReason.STOP and shown == text
-            ended = stopped and record.token_ids[-1] not in of.stop_token_ids
+            ended = record.finish_reason is FinishReason.STOP and shown == text
             problem = problem_of(of.response_format, shown, ended)
         done.append(replace(record, text=shown, error=problem))
     return done

@@ -76,9 +76,11 @@ def trained(monkeypatch: pytest.MonkeyPatch, tiny_pair: TinyPair) -> list[Callab
         noisy = {name: values * (1 + changed / 1e6) for name, values in weights.items()}
         save_file(noisy, out / "model.safetensors", {"format": "pt"})
         interval = {"value": 0.5, "low": 0.4, "high": 0.6}
+        digest = inspect_model(parent).fingerprint.digest
         record = {
+            "about": {"parent": digest, "until": 0.0},
             "better": True,
-            "parent": {"digest": inspect_model(parent).fingerprint.digest},
+            "parent": {"digest": digest},
             "held_out": {"accepted_length": {"difference": interval}},
         }
         (out / "training.json").write_text(json.dumps(record))
@@ -274,4 +276,5 @@ def test_without_a_model_to_begin_with_nothing_is_learned(cli: Any, learning: li
     unknown = [word if word != "small" else "other" for word in learning]
     done = cli(*unknown)
     assert done.code == 2
-    assert "no version of other is deployed for tenant default, job docs: begin with" in done.err
+    said = "no version of other is deployed for tenant default, job docs, where small:1 drafts: "
+    assert said in done.err

@@ -14,6 +14,7 @@ class Thirds:
     """Behind token t come the tokens of t's third, and at the beginning those of third 0."""
 
     vocab_size: int
+    end_ids: tuple[int, ...] = ()
 
     def begin(self) -> _State:
         return _State(self.vocab_size)

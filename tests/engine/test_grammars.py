@@ -16,6 +16,7 @@ from jsonschema import Draft202012Validator
 from specbatch.pipeline.engines.contract import Completion, Request
 from specbatch.pipeline.engines.exact.proposers.grammar import GrammarProposer
 from specbatch.pipeline.engines.exact.proposers.ngram import NgramProposer
+from specbatch.pipeline.inputs.grammars import Grammars
 from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.schemas.records import FinishReason, SamplingParams
 from specbatch.schemas.response_format import canonical
@@ -167,3 +168,13 @@ def test_a_form_of_which_nothing_is_left_ends_one_request_with_the_reason() -> N
     done = bench(demo.VERIFIER).add(doomed, asked()[0]).run()
     assert done["doomed"].error == "nothing that its form allows is left at token 0"
     assert done["0"].error is None
+
+
+def test_the_ends_of_a_form_end_the_output_whichever_the_model_has() -> None:
+    text = (demo.VERIFIER / "tokenizer.json").read_text()
+    grammar = Grammars(text, VOCAB, [300]).of(canonical({"type": "choice", "choice": ["yes"]}))
+    params = SamplingParams(max_tokens=9)
+    request = Request("0", asked()[0].prompt_ids, params, seed=0, grammar=grammar)
+    done = bench(demo.VERIFIER).add(request).run()["0"]
+    assert (done.token_ids[-1], done.finish_reason) == (300, FinishReason.STOP)
+    assert tokenizer().decode(done.token_ids[:-1]) == "yes"

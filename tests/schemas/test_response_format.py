@@ -19,6 +19,7 @@ SCHEMA = {"type": "object", "properties": {"b": {"type": "null"}, "a": {"type": 
         (None, ""),
         ("", ""),
         ({"type": "text"}, ""),
+        ({"type": "text", "schema": None}, ""),
         ({"type": "json_object"}, '{"type":"json_object"}'),
         ('{"type": "json_object"}', '{"type":"json_object"}'),
         (
@@ -66,7 +67,9 @@ def test_what_is_no_form_is_refused_in_words(given: object, words: str) -> None:
         canonical(given)
 
 
-@pytest.mark.parametrize("other", [{"min_tokens": 3}, {"ignore_eos": True}], ids=str)
+@pytest.mark.parametrize(
+    "other", [{"min_tokens": 3}, {"ignore_eos": True}, {"stop_token_ids": [5]}], ids=str
+)
 def test_what_contradicts_a_form_is_refused_by_name(other: dict[str, Any]) -> None:
     sampling = {"response_format": {"type": "json_object"}, **other}
     with pytest.raises(SpecError, match=f"leave {next(iter(other))} out"):

@@ -216,11 +216,12 @@ def stop_stale_rollouts(conn: Connection, now: Now, reason: str) -> list[int]:
     """After `alone`; returns their numbers."""
     ended = {"ended_at": now, "ended_by": audit_log.actor_of(conn)}
     said = {"outcome": Outcome.STOPPED.value, "end_reason": masked(reason)}
-    numbers = stale_rollouts(conn)
-    stopping = update(RolloutTable).where(RolloutTable.id.in_(numbers))
-    if numbers:
-        conn.execute(stopping.values(**ended, **said))
-    return numbers
+    stopping = update(RolloutTable).where(
+        RolloutTable.id.in_(stale_rollouts(conn)),
+        RolloutTable.ended_at.is_(None),  # a group or an operator may have ended one meanwhile
+    )
+    stopped = conn.execute(stopping.values(**ended, **said).returning(RolloutTable.id))
+    return sorted(stopped.scalars())
 
 
 def retire_the_worse(conn: Connection, now: Now) -> None:
@@ -228,17 +229,18 @@ def retire_the_worse(conn: Connection, now: Now) -> None:
     worse = select(RolloutTable.fingerprint).where(RolloutTable.outcome == Outcome.WORSE.value)
     tried = select(RolloutTable.fingerprint).where(RolloutTable.ended_at.is_(None))
     serving = select(DeploymentTable.fingerprint).where(DeploymentTable.ended_at.is_(None))
-    waiting = [ModelTable.retired_at.is_(None), ModelTable.fingerprint.in_(worse)]
+    waiting = [
+        ModelTable.retired_at.is_(None),
+        ModelTable.fingerprint.in_(worse),
+        ModelTable.fingerprint.not_in(serving),
+        ModelTable.fingerprint.not_in(tried),
+    ]
     which = select(ModelTable.fingerprint).where(*waiting).order_by(ModelTable.fingerprint)
     if conn.execute(which).first() is None:  # a role that may not retire has nothing to do here
         return
     alone(conn)
     conn.execute(which.with_for_update()).all()
-    retiring = update(ModelTable).where(
-        *waiting,
-        ModelTable.fingerprint.not_in(serving),
-        ModelTable.fingerprint.not_in(tried),
-    )
+    retiring = update(ModelTable).where(*waiting)
     conn.execute(retiring.values(retired_at=now, retired_by=audit_log.actor_of(conn)))
 
 

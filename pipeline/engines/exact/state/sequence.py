@@ -33,6 +33,8 @@ from specbatch.schemas.speculation import NO_SHADOW_PAIR, ShadowPair
 def stop_ids_of(request: Request, eos_ids: frozenset[int], vocab_size: int) -> frozenset[int]:
     """Tokens that end the output: the model's, unless ignored, and the request's own."""
     eos = frozenset() if request.params.ignore_eos else eos_ids
+    if request.grammar is not None:
+        eos |= frozenset(request.grammar.end_ids)
     stop_ids = eos | frozenset(request.params.stop_token_ids)
     return frozenset(token for token in stop_ids if 0 <= token < vocab_size)
 
@@ -143,11 +145,11 @@ class Sequence:
             last = Origin.BONUS if agreed == len(draft) else Origin.CORRECTED
             self._note_draft(proposer, len(draft))
         for i, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
+            if self.grammar is not None:
+                self.grammar.append(token)  # first, as it may raise
             self.tokens.append(token)
             if self.adjuster is not None:
                 self.adjuster.append(token)
-            if self.grammar is not None:
-                self.grammar.append(token)
             self.logprobs.append(logprob)
             if self.top_logprobs is not None:
                 self.top_logprobs.append(tops[i] if tops else ((), ()))
