@@ -27,19 +27,30 @@ from support.models import TinyPair, tiny_llama
 
 pytestmark = pytest.mark.pipeline  # trains and runs models
 
-ROWS = 60
+ENOUGH, FEW = (60, 24), (16, 8)  # rows and tokens: a training is surely better, or anything
+
+
+@pytest.fixture
+def size() -> tuple[int, int]:
+    """Rows of the job, and their tokens."""
+    return FEW
 
 
 @pytest.fixture
 def learning(
-    cli: Any, folder: Path, tiny_pair: TinyPair, monkeypatch: pytest.MonkeyPatch
+    cli: Any,
+    folder: Path,
+    tiny_pair: TinyPair,
+    size: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> list[object]:
     """A job of the tiny pair has ended, and its draft model is deployed; the command."""
     monkeypatch.setenv("SPECBATCH_MAX_CONCURRENT_SEQUENCES", "4")
-    write(folder / "many.parquet", [f"def f{i}(x, y={i}):" for i in range(ROWS)])
+    rows, tokens = size
+    write(folder / "many.parquet", [f"def f{i}(x, y={i}):" for i in range(rows)])
     done = cli(
         *("submit-job", "--local", "--input", "many.parquet", "--output", "out", "--name", "docs"),
-        *("--verifier", tiny_pair.verifier, "--proposer", tiny_pair.draft, "--max-tokens", 24),
+        *("--verifier", tiny_pair.verifier, "--proposer", tiny_pair.draft, "--max-tokens", tokens),
         *("--top-logprobs", 4, "--dtype", "float32", "--temperature", 0),
     )
     assert done.code == 0, done.err
@@ -60,6 +71,7 @@ def paying(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
         monkeypatch.setattr(gate, "judged", lambda _measured: verdict)
 
     monkeypatch.setattr(gate, "TURNS", 1)
+    monkeypatch.setattr(gate, "TOKENS", 8)
     decide(True)
     return decide
 
@@ -100,6 +112,7 @@ def observe(number: int, candidate: int, present: int) -> None:
 
 
 @pytest.mark.usefixtures("paying")
+@pytest.mark.parametrize("size", [ENOUGH], ids=["enough"])
 def test_a_night_trains_tries_and_rolls_out_and_the_next_one_promotes(
     cli: Any, folder: Path, learning: list[object]
 ) -> None:
