@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from specbatch.pipeline.engines.models.model_folder import check_pair, inspect_model
 from specbatch.pipeline.learning import checkpoints
 from specbatch.pipeline.learning.training import Watcher, verdict_of
-from specbatch.schemas.errors import ModelError, OutputError, UsageError
+from specbatch.schemas.errors import InUseError, ModelError, OutputError, UsageError
 from specbatch.schemas.training import RECORD
 from support.models import TinyPair, tiny_llama
 from support.tree import ROOT
@@ -238,7 +238,7 @@ def test_a_folder_is_of_one_training_until_that_dies(tmp_path: Path) -> None:
         assert other.stdout is not None
         assert other.stdout.readline() == "has it\n"
         with (
-            pytest.raises(OutputError, match=r"another training writes to .*new: wait for it, or"),
+            pytest.raises(InUseError, match=r"another training writes to .*new: wait for it, or"),
             checkpoints.locked(lock, "another folder"),
         ):
             pass

@@ -205,4 +205,4 @@ def test_paths_of_a_lesson_are_relative_to_its_file(tmp_path: Path) -> None:
     file.write_text((EXAMPLES / "upkeep-learn.yaml").read_text())
     options = load_schedule(file).options_at(at("2026-01-01T06:00Z"))
     assert options["verifier"] == str(tmp_path / "models" / "verifier")
-    assert options["folder"] == str(tmp_path / "models")
+    assert options["folder"] == str(tmp_path / "trained")
