@@ -71,7 +71,7 @@ bench-exactness: $(VENV)/.engine ## what `exactness: bitwise` costs on the torch
 bench-acceptance: $(VENV)/.engine ## how many drafts of the demo pair each verification keeps, sampled
 	@$(BIN)/python -m specbatch.benchmarks.acceptance
 
-bench-grammars: $(VENV)/.dev ## outputs with a form: how many are valid, and what drafts of forced tokens bring; takes ARGS
+bench-grammars: $(VENV)/.dev ## structured outputs: how many are valid, and what drafts of forced tokens bring; takes ARGS
 	@PYTHONPATH=tests $(BIN)/python -m specbatch.benchmarks.grammars $(ARGS)
 
 bench-depth: $(VENV)/.engine ## what auto makes of drafts, beside depth 0 and fixed depths; takes ARGS

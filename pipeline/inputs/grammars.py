@@ -193,7 +193,9 @@ class GrammarState:
             self._renewed() and self._matcher.consume_token(token)
         ):
             # Nothing of the message: it would quote the output.
-            raise EngineError("its form cannot be followed any further: it is too complex")
+            raise EngineError(
+                "its response format cannot be followed any further: it is too complex"
+            )
         self._tokens.append(token)
         self._forced = self._forced[1:] if self._forced[:1] == [token] else []
 

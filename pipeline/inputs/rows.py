@@ -21,7 +21,7 @@
     duplicate_id           an earlier row has the id; the first one counts
     bad_seed               not an integer in [0, 2**63)
     bad_parameter          a request value out of range
-    bad_response_format    a form that cannot be compiled, with the path of the fault
+    bad_response_format    one that cannot be compiled, with the path of the fault
     unsupported_parameter  a request field that cannot be honoured
 
 A prompt whose `max_tokens` reaches over the context is fine: the engine stops there with finish

@@ -131,7 +131,7 @@ class Replays:
             what = f"{_name(record)} has a text that its tokens do not make"
             findings.append(_finding(FindingKind.ENDING, record, what))
         if record.finish_reason in FINISHED and done.error != record.error:
-            what = f"{_name(record)} has another verdict on its form than its text gives"
+            what = f"{_name(record)} has another verdict on its response format than its text gives"
             findings.append(_finding(FindingKind.ENDING, record, what))
         note = class_note(record.numeric_class, self._replayer.numeric_class)
         return Replayed(len(record.token_ids), findings, note=note)

@@ -1,4 +1,4 @@
-"""Texts of completions: where they end, and whether they have the form that was asked for."""
+"""Texts of completions: where they end, and whether they have their response format."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from specbatch.pipeline.ledger.rules import FINISHED
-from specbatch.pipeline.outputs.forms import problem_of
+from specbatch.pipeline.outputs.validation import problem_of
 from specbatch.pipeline.stages.text_stop import Decode, text_before_stop
 from specbatch.schemas.records import CompletionRecord, FinishReason, PromptRow
 from specbatch.schemas.spec import JobSpec
@@ -20,7 +20,7 @@ def with_text(
     decode: Decode,
 ) -> list[CompletionRecord]:
     """The records with their texts, which end before a stop string, and what is wrong with those
-    that were to have a form."""
+    that have another format than was asked for."""
     params = {row.row_index: spec.sampling.params(dict(row.overrides)) for row in rows}
     done = []
     for record, text in zip(records, texts, strict=True):

@@ -1,4 +1,4 @@
-"""A grammar of which everything is known: which third of the tokens may come hangs on the last."""
+"""A grammar of which everything is known: the last token decides which third of them may come."""
 
 from __future__ import annotations
 

@@ -166,7 +166,7 @@ def test_a_form_of_which_nothing_is_left_ends_one_request_with_the_reason() -> N
     grammar = tokenizer().grammar(form, VOCAB)
     doomed = Request("doomed", asked()[0].prompt_ids, params, seed=0, grammar=grammar)
     done = bench(demo.VERIFIER).add(doomed, asked()[0]).run()
-    assert done["doomed"].error == "nothing that its form allows is left at token 0"
+    assert done["doomed"].error == "nothing that its response format allows is left at token 0"
     assert done["0"].error is None
 
 

@@ -338,7 +338,7 @@ def test_each_of_several_ends_ends_an_output(end: int) -> None:
 
 def test_a_token_that_does_not_fit_is_an_error() -> None:
     state = compiled(FORMS["call"]).begin()
-    with pytest.raises(EngineError, match=r"^its form cannot be followed any further"):
+    with pytest.raises(EngineError, match=r"^its response format cannot be followed any further"):
         state.append(END)
 
 

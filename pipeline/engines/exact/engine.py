@@ -312,7 +312,7 @@ class Engine:
             before, end = len(sequence.tokens), row + agreed + 1
             if has_nan and any(map(math.isnan, logprobs[row:end])):
                 formed = sequence.grammar is not None
-                why = "nothing that its form allows is left" if formed else _NAN
+                why = "nothing that its response format allows is left" if formed else _NAN
                 self._fail(sequence, f"{why} at token {sequence.num_output}")
             else:
                 tops = most_likely.of(sequence, row, end) if most_likely is not None else ()

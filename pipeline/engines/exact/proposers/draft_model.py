@@ -81,10 +81,9 @@ class DraftModelProposer(Proposer):
         batch, wanted = [sequences[i] for i in active], [depths[i] for i in active]
         fed = sum(map(self.behind, batch))  # before some of it is, in passes of its own
         feeds = self._feeds(batch)
-        rows, counters = sampling_rows(batch, [1] * len(batch), self._runner.device)
-        coupled = all(s.verification is Verification.COUPLED for s in batch)
-        if coupled and self._runner.drafts_natively and repeatable(rows):
-            made = self._at_once(batch, wanted, feeds, rows, counters)
+        rows = self._rows_at_once(batch)
+        if rows is not None:
+            made = self._at_once(batch, wanted, feeds, *rows)
         else:
             made = self._one_by_one(batch, wanted, feeds)
         passes, drafted = wanted[0], sum(wanted)
@@ -164,6 +163,15 @@ class DraftModelProposer(Proposer):
                 del feed[:early]
                 too_many -= early
         return feeds
+
+    def _rows_at_once(self, batch: Seq[Sequence]) -> tuple[SamplingRows, Tensor] | None:
+        """(parameters, counters) for one native call; None: it cannot draft for all of them."""
+        if not self._runner.drafts_natively:
+            return None
+        if any(s.grammar or s.verification is not Verification.COUPLED for s in batch):
+            return None
+        rows, counters = sampling_rows(batch, [1] * len(batch), self._runner.device)
+        return (rows, counters) if repeatable(rows) else None
 
     def _at_once(
         self,

@@ -1,4 +1,4 @@
-"""Whether a finished text has the form that was asked for, judged apart from what enforced it.
+"""Whether a finished text has its response format, judged apart from what enforced it.
 
 A problem is told without a word of the text or of the schema: it comes into columns and logs that
 outlive them.
@@ -19,11 +19,11 @@ from referencing import Registry
 
 from specbatch.schemas.response_format import parsed
 
-_PREFIX = "the output does not have the form that was asked for: "
+_PREFIX = "the output does not have its response format: "
 
 
 def problem_of(response_format: str, text: str, ended: bool) -> str | None:
-    """Why a text does not have a form, in a sentence; None: it has.
+    """Why a text does not have a format, in a sentence; None: it has.
 
     `ended`: its end is the model's own, not a stop string or the limit of tokens.
     """
