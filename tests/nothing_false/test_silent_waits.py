@@ -224,7 +224,7 @@ def test_a_database_that_goes_away_while_a_command_waits(
             gone_at.append(time.monotonic())
 
     url = own_postgres.create_database()
-    timeout = ("--wait", "--timeout", str(TIMEOUT_SEC))
+    timeout = ("--wait", "--timeout", str(2 * TIMEOUT_SEC))  # a stall must not use it up
     said = Spoken(place, *place.job(), *timeout, on_line=go_away, SPECBATCH_DATABASE_URL=url)
     if number is signal.SIGSTOP:
         for pid in (int(str(own_postgres.pid)), *children(int(str(own_postgres.pid)))):

@@ -165,6 +165,8 @@ def locked(url: str, asking: Asking = NOBODY) -> Iterator[Config]:
     """Alembic's configuration with a connection; no other migration runs at the same time."""
     with connected(url, writes=True, asking=asking) as connection:  # on SQLite that is the lock
         if connection.dialect.name == "postgresql":
+            # One transaction for all revisions: a machine that stalls must not end it half way.
+            connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = '10min'")
             _one_at_a_time(connection)
         else:  # a table that is rebuilt is gone for a moment, which a view of it must bear
             connection.exec_driver_sql("PRAGMA legacy_alter_table = ON")
