@@ -73,6 +73,7 @@ EXIT_CODES = {
 SUBSTITUTES = (
     ("redis://broker:6379/0", "{redis}"),
     ("postgresql://specbatch:secret@db/specbatch", "{postgres}"),
+    ("acceptance NAME --tenant TENANT", "acceptance nightly --tenant search"),
     # Shorter, not other: fewer tokens, sizes and runs.
     ("max_tokens: 64", "max_tokens: 8"),
     ("--max-tokens 48", "--max-tokens 8"),
