@@ -120,7 +120,7 @@ class SpeculationSpec(Part):
     prompt_depths: Annotated[tuple[tuple[Annotated[int, Field(ge=0)], Cap], ...], _PAIRS] = Field(
         default=((8192, 4), (32768, 2)),
         max_length=16,
-        description="prompt tokens: the cap from there on",
+        description="tokens of prompt and output: the cap once there are so many",
     )
     history_tokens: int = Field(
         default=1_000_000,

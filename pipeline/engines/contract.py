@@ -228,6 +228,8 @@ class Request:
     route: Cohort = Cohort()
     scope: RowScope = ANY_ROW  # by which an operator may have switched its drafts off
     max_depth: int | None = None  # a cap on what `depth` None may choose
+    # (tokens, cap) pairs: the cap of any depth once prompt and output have so many tokens
+    context_depths: tuple[tuple[int, int], ...] = ()
     sources: frozenset[str] | None = None  # names of proposers that may be asked; None: all
     draft_model: str | None = None  # name of the only one that may be asked; None: any of them
     shadow: bool = False  # drafts are only compared with what depth 0 decides

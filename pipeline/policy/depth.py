@@ -397,7 +397,8 @@ def depth_cap(
     """Draft tokens per step at most; None: no cap, 0: the route is not drafted for.
 
     `by_prompt_tokens`: (prompts from so many tokens on, cap) pairs, in any order. A long
-    prompt's KV is read again for every block of draft tokens.
+    context's KV is read again for every block of draft tokens, so outputs that grow so long are
+    capped alike: see `Request.context_depths`.
     """
     caps = [cap for least, cap in by_prompt_tokens if prompt_tokens >= least]
     if tag is not None and tag in tags:

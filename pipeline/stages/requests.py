@@ -71,6 +71,7 @@ def requests_of(
                 route=Cohort(job_id, kept.tag(row.tag)),
                 scope=scope,
                 max_depth=cap,
+                context_depths=spec.speculation.prompt_depths,
                 sources=None if sources == "hybrid" else frozenset(sources),
                 draft_model=tag_models.get(row.tag, tag_models.get(None, pinned)),
                 candidate=candidates.get(row.tag, candidates.get(None)),

@@ -200,6 +200,23 @@ def test_a_cap_holds_for_a_free_draft_that_turns_up(clock: Clock) -> None:
     assert max(depths_of(rare).values()) <= 3
 
 
+@pytest.mark.parametrize("depth", [None, 4])
+def test_a_cap_of_long_contexts_holds_once_an_output_is_so_long(
+    clock: Clock, depth: int | None
+) -> None:
+    source = Source("a", 0.95)
+    made = Simulation(linear, [source], clock)
+    (growing,) = made.add(1, depth=depth, context_depths=((400, 1),), route=route("nightly"))
+    made.run_until(lambda: len(growing.tokens) >= 100, 400)
+    source.take_asked()
+    made.run_until(lambda: len(growing.tokens) >= 300, 400)
+    assert depths_of(source)[growing] > 1
+    made.run_until(lambda: len(growing.tokens) >= 1200, 1200)  # one choice stands for some steps
+    source.take_asked()
+    made.run(50)
+    assert depths_of(source)[growing] == 1
+
+
 @pytest.mark.parametrize("fixed", [0, 1, 4])
 def test_a_fixed_depth_is_kept_whatever_pays_and_however_it_is_judged(
     clock: Clock, fixed: int

@@ -106,7 +106,7 @@ class Replayer:
         return self._run(
             replace(
                 *(request,), depth=1, max_depth=None, shadow=False, candidate=None, sources=None,
-                draft_model=None, draft_ids=(), pass_depths=pass_depths,
+                draft_model=None, draft_ids=(), pass_depths=pass_depths, context_depths=(),
             )
         )  # fmt: skip
 

@@ -290,7 +290,7 @@ class Speculator:
         return None
 
     def _fixed(self, sequence: Sequence, depth: int) -> Choice | None:
-        option = self._best_option(sequence, depth)
+        option = self._best_option(sequence, self._capped(depth, sequence))
         return None if option is None else (option.proposer, option.limit)
 
     def _of_newcomer(self, sequence: Sequence) -> Choice | None:
@@ -611,7 +611,17 @@ class Speculator:
 
     def _cap(self, sequence: Sequence) -> int:
         cap = sequence.request.max_depth
-        return tuning.MAX_DEPTH if cap is None else min(tuning.MAX_DEPTH, cap)
+        most = tuning.MAX_DEPTH if cap is None else min(tuning.MAX_DEPTH, cap)
+        return self._capped(most, sequence)
+
+    @staticmethod
+    def _capped(depth: int, sequence: Sequence) -> int:
+        """The depth as its prompt and output are long by now: their KV is read for every block."""
+        context = len(sequence.tokens)
+        for least, most in sequence.request.context_depths:
+            if context >= least:
+                depth = min(depth, most)
+        return depth
 
     def _track(self, proposer: Proposer, sequence: Sequence) -> Track:
         route = sequence.request.route
