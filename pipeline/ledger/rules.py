@@ -279,13 +279,18 @@ def _are_numbers(*values: object) -> bool:
     return all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
 
 
+def has_failed(completion: CompletionRecord) -> bool:
+    """Whether it ended with an error, or has another response format than its row asked for."""
+    if completion.finish_reason in FINISHED:
+        return completion.error is not None
+    return completion.finish_reason is FinishReason.ERROR
+
+
 def group_totals(completions: Sequence[CompletionRecord]) -> dict[str, Any]:
     """The totals of a group's completions that its row keeps."""
     return {
         "completions": len(completions),
-        "rows_failed": len(
-            {c.row_index for c in completions if c.finish_reason is FinishReason.ERROR}
-        ),
+        "rows_failed": len({c.row_index for c in completions if has_failed(c)}),
         "completion_tokens": sum(len(c.token_ids) for c in completions),
         "proposed": sum(c.proposed for c in completions),
         "accepted": sum(c.accepted for c in completions),

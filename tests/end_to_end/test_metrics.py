@@ -33,6 +33,7 @@ from support.workers import wait_until, worker
 
 TAGS = ("news", "law", None)
 ROWS = 24
+TOO_LONG = {"type": "regex", "regex": "[a-z]{200}"}  # for any output of this job
 REJECTED = 1
 WORKERS = 2
 OF_STORE = {metric.name for metric in METRICS if metric.scope is Scope.STORE}
@@ -81,6 +82,7 @@ def write_input(folder: Path) -> Path:
         {"id": f"row-{i}", "prompt": prompt, "tag": tag}
         for i, (prompt, tag) in enumerate(zip(prompts, cycle(TAGS), strict=False))
     ]
+    rows[0]["own"] = json.dumps({"response_format": TOO_LONG})
     rows.append({"id": "empty", "prompt": "", "tag": "law"})
     path = folder / "prompts.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
@@ -91,7 +93,7 @@ def submit(settings: Settings, store: Store, folder: Path, name: str, temperatur
     spec = load_spec(
         {
             "name": name,
-            "input": {"uri": str(folder / "prompts.jsonl")},
+            "input": {"uri": str(folder / "prompts.jsonl"), "sampling_column": "own"},
             "output": {"uri": str(folder / name)},
             "verifier": str(demo.VERIFIER),
             "proposer": str(demo.DRAFT),
@@ -223,6 +225,9 @@ def test_counters_are_the_store_s_totals_to_the_last_token(busy: Busy) -> None:
             label = tag or "(no tag)"
             assert total("proposed_tokens", tag=label) == sum(r.proposed for r in mine)
             assert total("accepted_tokens", tag=label) == sum(r.accepted for r in mine)
+        assert total("malformed_outputs") == 2 == sum(bool(r.error) for r in records)
+        assert total("malformed_outputs", tag=TAGS[0] or "(no tag)") == 2
+        assert progress.rows_failed == 2, "one row has the wrong form, one no prompt"
         proposers = Counter[str]()
         for record in records:
             proposers.update(

@@ -21,7 +21,14 @@ from specbatch.schemas.errors import FencedError
 from specbatch.schemas.figures import StepFigures
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.provenance import TICK_KINDS, TICKS_PER_SEC, passes_of
-from specbatch.schemas.records import CompletionRecord, JobRow, Lease, Origin, Stage
+from specbatch.schemas.records import (
+    CompletionRecord,
+    FinishReason,
+    JobRow,
+    Lease,
+    Origin,
+    Stage,
+)
 from specbatch.schemas.timekeeping import usd_of
 
 PRIVATE = "private"  # for the name and the tags of a job of which no texts are kept
@@ -121,6 +128,9 @@ class Meter:
                 metrics.count(names.EMITTED, job, origin.name.lower(), by=by)
             for reason, count in Counter(r.finish_reason for r in records).items():
                 metrics.count(names.COMPLETIONS, job, reason.value, by=count)
+            ended = (r for r in records if r.finish_reason is not FinishReason.ERROR)
+            for tag, count in Counter(r.tag for r in ended if r.error is not None).items():
+                metrics.count(names.MALFORMED, job, self._tag_label(job_id, tag), by=count)
             prompts = sum(r.prompt_tokens for r in records if r.sample_index == 0)
             metrics.count(names.PROMPT_TOKENS, job, by=prompts)
             metrics.count(names.COST, job, by=cost)

@@ -96,6 +96,9 @@ EMITTED = _counter(
 )  # fmt: skip
 PROMPT_TOKENS = _counter("prompt_tokens", "prompt tokens of recorded rows, of each row once", "job")
 COMPLETIONS = _counter("completions", "recorded completions", "job", "finish_reason")
+MALFORMED = _counter(
+    "malformed_outputs", "outputs without the response format that was asked for", "job", "tag"
+)
 COST = _counter("cost_usd", "dollars attributed to recorded completions", "job")
 BASELINE_COST = _counter(
     "baseline_cost_usd",
