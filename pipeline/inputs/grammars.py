@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from specbatch.schemas.errors import EngineError
 from specbatch.schemas.response_format import parsed
+from specbatch.schemas.tools import TOOLS, CallForm, call_form
 
 _MOST_KEPT = 128  # compiled grammars; the one that was used longest ago goes first
 _MOST_FORCED = 64  # tokens that are drafted at once …
@@ -98,9 +99,13 @@ class Grammars:
 
     def _compiled(self, response_format: str) -> LLMatcher:
         kind, value = parsed(response_format)
+        if kind == TOOLS:
+            return self._of_tools(call_form(value))
         if kind not in ("json_object", "json_schema"):
             return self._made(_of_text(kind, value))
-        schema = {"type": "object"} if kind == "json_object" else value
+        return self._of_json({"type": "object"} if kind == "json_object" else value)
+
+    def _of_json(self, schema: Any) -> LLMatcher:
         _check_size(schema)
         try:
             return self._made(_of_schema(schema))
@@ -108,6 +113,19 @@ class Grammars:
             path, problem = self._fault(schema)
             where = path if len(path) <= _LONGEST_PATH else f"… {path[-_LONGEST_PATH:]}"
             raise GrammarError(f"at {where}: {problem}" if path else str(error)) from None
+
+    def _of_tools(self, form: CallForm) -> LLMatcher:
+        try:
+            for schema in form.functions.values():
+                _check_size(schema)
+            return self._made(LLMatcher.grammar_from_lark(_of_calls(form)))
+        except GrammarError:
+            for name, schema in form.functions.items():
+                try:
+                    self._of_json(schema)
+                except GrammarError as error:
+                    raise GrammarError(f"of {name} have parameters {error}") from None
+            raise
 
     def _made(self, grammar: str) -> LLMatcher:
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
@@ -267,6 +285,35 @@ def _of_schema(schema: Any) -> str:
         return LLMatcher.grammar_from_json_schema(text, defaults=_JSON)
     except ValueError as error:
         raise GrammarError(_sentence(str(error))) from None
+
+
+def _of_calls(form: CallForm) -> str:
+    """In Lark's notation. What the text of an answer may not begin with is one lexeme with the
+    name's quote: of two lexemes the longer one counts, and text has no end."""
+    again = '(", {\\"name\\": " call)*' if form.many else ""
+    tagged = '"\\n{\\"name\\": " call "\\n</tool_call>"'
+    several = f' | ARRAY call {again} "]"' if form.many else ""
+    more = f'("\\n<tool_call>" {tagged})*' if form.many else ""
+    rules = [
+        f"start: OBJECT call{several} | tag {tagged} {more}"
+        + (" | ANSWER" if form.may_answer else ""),
+        f'call: ({" | ".join(f"f{number}" for number in range(len(form.functions)))}) "}}"',
+    ]
+    if form.may_answer:
+        rules += [
+            r'OBJECT: /[ \t\r\n]*\{"name": /',
+            r'ARRAY: /[ \t\r\n]*\[\{"name": /',
+            r'TEXT: /(?s:.*)/ & ~/[ \t\r\n]*\[?\{"name"(?s:.*)/',
+            "ANSWER: TEXT & ~/(?s:.*)<tool_call>(?s:.*)/",
+            'tag[lazy]: TEXT "<tool_call>"',
+        ]
+    else:
+        rules += [r'OBJECT: "{\"name\": "', r'ARRAY: "[{\"name\": "', 'tag: "<tool_call>"']
+    for number, (name, schema) in enumerate(form.functions.items()):
+        guidance = {"x-guidance": _JSON | (schema.get("x-guidance") or {})}
+        arguments = orjson.dumps(_strict(schema) | guidance).decode()
+        rules.append(f'f{number}: "\\"{name}\\", \\"arguments\\": " %json {arguments}')
+    return "\n".join(rules)
 
 
 def _strict(schema: Any) -> Any:

@@ -22,6 +22,8 @@
     bad_seed               not an integer in [0, 2**63)
     bad_parameter          a request value out of range
     bad_response_format    one that cannot be compiled, with the path of the fault
+    bad_tools              tools whose parameters cannot be, likewise
+    no_tool_template       tools, or calls of them, which the model's chat template does not show
     unsupported_parameter  a request field that cannot be honoured
 
 A prompt whose `max_tokens` reaches over the context is fine: the engine stops there with finish
@@ -50,9 +52,10 @@ from specbatch.pipeline.inputs.overrides import (
 from specbatch.pipeline.inputs.prompt_template import PromptTemplate
 from specbatch.pipeline.inputs.tokenizer import TextTokenizer, portions
 from specbatch.schemas.errors import SpecError
-from specbatch.schemas.records import PromptRow, RejectedRow
+from specbatch.schemas.records import PromptRow, RejectedRow, SamplingParams
 from specbatch.schemas.seeds import derive_seed
 from specbatch.schemas.spec import JobSpec
+from specbatch.schemas.tools import tools_in_use
 
 ROLES = ("system", "user", "assistant", "tool", "developer")
 _MAX_ID_CHARS = 512
@@ -61,6 +64,7 @@ _MAX_ID_CHARS = 512
 _CHARS_PER_TOKEN = 16
 _SURELY = 2  # times the allowed number of tokens
 _CHARS_AT_ONCE = 32 << 20  # of prompts that templates have made
+_FORM_FIELDS = {"response_format", "tools", "tool_choice", "parallel_tool_calls"}
 _EXACT_BELOW = 2.0**53  # larger ids that were read as floats are not distinct
 
 
@@ -94,7 +98,7 @@ class RowChecker:
         self._most_chars = _CHARS_PER_TOKEN * _SURELY * (self._most_tokens + 1)
         check_vocabulary(spec.sampling, vocab_size)
         try:
-            self._check_form(spec.sampling.response_format)
+            self._check_form(spec.sampling.params())
         except RowError as error:
             raise SpecError(f"job spec: sampling: {error}") from None
         if spec.input.makes_chats and not tokenizer.has_chat_template:
@@ -179,15 +183,27 @@ class RowChecker:
     def _take(self, draft: _Draft, read: Overrides) -> None:
         draft.overrides, draft.n, seed = read
         draft.seed = seed if seed is not None else draft.seed
-        self._check_form(draft.overrides.get("response_format", ""))
+        if not _FORM_FIELDS.isdisjoint(draft.overrides):
+            self._check_form(self._spec.sampling.params(draft.overrides))
 
-    def _check_form(self, response_format: str) -> None:
-        if not response_format:
+    def _check_form(self, params: SamplingParams) -> None:
+        if not params.form:
             return
         try:
-            self._tokenizer.grammar(response_format, self._vocab_size)
+            self._tokenizer.grammar(params.form, self._vocab_size)
         except ValueError as error:
-            raise RowError("bad_response_format", f"response_format {error}") from None
+            if params.response_format:
+                raise RowError("bad_response_format", f"response_format {error}") from None
+            raise RowError("bad_tools", f"tools {error}: simplify them") from None
+
+    def _tools(self, draft: _Draft) -> list[dict[str, Any]] | None:
+        """What the chat template shows of them."""
+        own = (
+            draft.overrides.get(name, getattr(self._spec.sampling, name))
+            for name in ("tools", "tool_choice")
+        )
+        tools = tools_in_use(*own)
+        return orjson.loads(tools) if tools else None
 
     def _read_prompt(self, draft: _Draft, prompt: Any, kind: str) -> None:
         if prompt is None:
@@ -197,7 +213,7 @@ class RowChecker:
         if kind == "auto":
             kind = _kind_of(prompt)
         if kind == "messages":
-            draft.text, draft.special = self._tokenizer.render(_messages(prompt)), False
+            draft.text, draft.special = self._rendered(draft, prompt), False
         elif kind == "token_ids":
             draft.ids = self._checked_ids(prompt)
         elif not isinstance(prompt, str):
@@ -206,6 +222,9 @@ class RowChecker:
             draft.text = prompt
         if draft.text == "" or (draft.ids is not None and len(draft.ids) == 0):
             raise RowError("empty_prompt", "the prompt is empty")
+
+    def _rendered(self, draft: _Draft, prompt: Any) -> str:
+        return self._tokenizer.render(_messages(prompt), self._tools(draft))
 
     def _checked_ids(self, prompt: Any) -> Sequence[int]:
         if not isinstance(prompt, list):
@@ -354,7 +373,28 @@ def _message(item: Any, number: int) -> dict[str, Any]:
             f"message {number} has the role {item['role']!r:.50}; roles are {', '.join(ROLES)}",
         )
     rest = {key: value for key, value in item.items() if value is not None}
+    calls = rest.get("tool_calls")
+    if item["role"] == "assistant" and isinstance(calls, list) and calls:
+        rest["tool_calls"] = [_call(call, number) for call in calls]
+        if item.get("content") is None:  # templates tell by it that the message is only calls
+            return rest | {"content": None}
     return rest | {"content": _content(item.get("content"), number)}
+
+
+def _call(call: Any, number: int) -> dict[str, Any]:
+    """A call in a message. Templates expect its arguments as values, OpenAI writes their JSON."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise RowError("bad_messages", f"a tool call of message {number} has no function.name")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = orjson.loads(arguments) if arguments.strip() else {}
+        except orjson.JSONDecodeError:
+            raise RowError(
+                "bad_messages", f"the arguments of a tool call of message {number} are not JSON"
+            ) from None
+    return {**call, "function": function | {"arguments": arguments or {}}}
 
 
 def _content(content: Any, number: int) -> str:

@@ -53,7 +53,7 @@ def requests_of(
     pinned = None if spec.speculation.verification is Verification.COUPLED else DRAFT_MODEL
     watch = partial(TextStop, decode, params.stop, params.min_tokens) if params.stop else None
     scope = scope_of(spec, row.tag)
-    form = params.response_format
+    form = params.form
     grammar = grammar_of(form) if form and grammar_of is not None else None
     requests = []
     for sample in range(row.n):
