@@ -29,6 +29,7 @@ _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _WORDS = ("none", "auto", "required")
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 _FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
+TAGS = ("<tool_call>", "</tool_call>")
 TOOLS = "tools"  # the type of a form that `form_of` makes
 
 

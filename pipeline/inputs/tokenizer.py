@@ -79,8 +79,19 @@ class TextTokenizer:
                 raise ValueError(f"needs a tokenizer.json, which model {self.name} does not have")
             from specbatch.pipeline.inputs.grammars import Grammars
 
-            self._grammars = Grammars(self._backend.to_str(), vocab_size, self.eos_ids)
+            text = self._backend.to_str()
+            self._grammars = Grammars(text, vocab_size, self.eos_ids, self._shown)
         return self._grammars.of(response_format)
+
+    @property
+    def _shown(self) -> dict[str, int]:
+        """Added tokens that decoding shows, such as `<think>`, but for those that end a text."""
+        added = self._tokenizer.added_tokens_decoder.items()
+        return {
+            str(token.content): number
+            for number, token in added
+            if not token.special and number not in self.eos_ids
+        }
 
     @property
     def has_chat_template(self) -> bool:

@@ -8,10 +8,12 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from specbatch.schemas.tools import TAGS
+
 _DECODER = json.JSONDecoder()
 _WHITE = " \t\r\n"
 _BEGINS = re.compile(r'[ \t\r\n]*(\[?)\{"name"')
-_TAG, _END_TAG = "<tool_call>", "</tool_call>"
+_TAG, _END_TAG = TAGS
 
 
 @dataclass(frozen=True, slots=True)
