@@ -310,7 +310,15 @@ def template_text(text: str | None, file: Path | None) -> str | None:
         raise UsageError(f"template file {file} cannot be read: {reason}") from None
 
 
-def form(option: str, given: str | None, begin: str) -> str | None:
+def forms(response_format: str | None, tools: str | None) -> dict[str, str | None]:
+    """The JSON of both options. Raises `UsageError`."""
+    return {
+        "response_format": _form("--response-format", response_format, "{"),
+        "tools": _form("--tools", tools, "["),
+    }
+
+
+def _form(option: str, given: str | None, begin: str) -> str | None:
     """The JSON of an option, which begins so, from the text or a file. Raises `UsageError`."""
     if given is None or given.lstrip().startswith(begin):
         return given

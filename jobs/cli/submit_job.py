@@ -90,8 +90,7 @@ def submit_job(
         "notify": notify or None, "stop": stop or None, "depth": o.depth_value(depth),
         "stop_token_ids": o.stop_ids(stop_token_id, stop_token_ids),
         "template": o.template_text(template, template_file),
-        "response_format": o.form("--response-format", response_format, "{"),
-        "tools": o.form("--tools", tools, "["),
+        **o.forms(response_format, tools),
     })  # fmt: skip
     o.check_engine_here(engine, local)
     if timeout is not None and not (wait or local):

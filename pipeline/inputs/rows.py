@@ -42,6 +42,7 @@ import orjson
 from numpy.typing import NDArray
 
 from specbatch.pipeline.inputs.contract import NO_ID, RawBatch, RawRow, RowError
+from specbatch.pipeline.inputs.messages import messages_of
 from specbatch.pipeline.inputs.overrides import (
     Overrides,
     check_vocabulary,
@@ -57,7 +58,6 @@ from specbatch.schemas.seeds import derive_seed
 from specbatch.schemas.spec import JobSpec
 from specbatch.schemas.tools import tools_in_use
 
-ROLES = ("system", "user", "assistant", "tool", "developer")
 _MAX_ID_CHARS = 512
 # The beginning of a text that is far too long proves it, so the rest is not tokenised. Tokens at
 # the cut may differ from those of the whole text, but not half of them.
@@ -224,7 +224,7 @@ class RowChecker:
             raise RowError("empty_prompt", "the prompt is empty")
 
     def _rendered(self, draft: _Draft, prompt: Any) -> str:
-        return self._tokenizer.render(_messages(prompt), self._tools(draft))
+        return self._tokenizer.render(messages_of(prompt), self._tools(draft))
 
     def _checked_ids(self, prompt: Any) -> Sequence[int]:
         if not isinstance(prompt, list):
@@ -351,63 +351,6 @@ def _kind_of(prompt: Any) -> str:
     if isinstance(prompt, list) and any(isinstance(item, dict) for item in prompt):
         return "messages"
     return "token_ids" if isinstance(prompt, list) else "text"
-
-
-def _messages(prompt: Any) -> list[dict[str, Any]]:
-    if isinstance(prompt, str):
-        try:
-            prompt = orjson.loads(prompt)
-        except orjson.JSONDecodeError:
-            raise RowError("bad_messages", "the messages are not JSON") from None
-    if not isinstance(prompt, list) or not prompt:
-        raise RowError("bad_messages", "messages must be a list that is not empty")
-    return [_message(item, number) for number, item in enumerate(prompt)]
-
-
-def _message(item: Any, number: int) -> dict[str, Any]:
-    if not isinstance(item, dict) or "role" not in item:
-        raise RowError("bad_messages", f"message {number} is not an object with role and content")
-    if item["role"] not in ROLES:
-        raise RowError(
-            "unknown_role",
-            f"message {number} has the role {item['role']!r:.50}; roles are {', '.join(ROLES)}",
-        )
-    rest = {key: value for key, value in item.items() if value is not None}
-    calls = rest.get("tool_calls")
-    if item["role"] == "assistant" and isinstance(calls, list) and calls:
-        rest["tool_calls"] = [_call(call, number) for call in calls]
-        if item.get("content") is None:  # templates tell by it that the message is only calls
-            return rest | {"content": None}
-    return rest | {"content": _content(item.get("content"), number)}
-
-
-def _call(call: Any, number: int) -> dict[str, Any]:
-    """A call in a message. Templates expect its arguments as values, OpenAI writes their JSON."""
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise RowError("bad_messages", f"a tool call of message {number} has no function.name")
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = orjson.loads(arguments) if arguments.strip() else {}
-        except orjson.JSONDecodeError:
-            raise RowError(
-                "bad_messages", f"the arguments of a tool call of message {number} are not JSON"
-            ) from None
-    return {**call, "function": function | {"arguments": arguments or {}}}
-
-
-def _content(content: Any, number: int) -> str:
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list) and content:
-        texts = [
-            part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
-            for part in content
-        ]
-        if all(isinstance(text, str) for text in texts):
-            return "".join(text for text in texts if text)
-    raise RowError("bad_messages", f"the content of message {number} is not text")
 
 
 Hashes = NDArray[np.uint64]

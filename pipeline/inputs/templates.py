@@ -206,11 +206,19 @@ def _chat(render: Any, setup: dict[str, Any], chat: dict[str, Any]) -> str:
         )
         return str(texts[0])
 
+    def is_same(messages: list[dict[str, Any]], tools: Any) -> bool:
+        try:
+            return text_of(messages, tools) == text
+        except MemoryError:
+            raise
+        except Exception:  # what is missing is used
+            return False
+
     text = text_of(messages, tools)
-    if tools and text_of(messages, None) == text:  # it would be asked to call what it cannot know
+    if tools and is_same(messages, None):  # it would be asked to call what it cannot know
         raise RowError("no_tool_template", _SHOWS_NOT.format(what="tools"))
-    calling = [message for message in messages if _only_calls(message)]
-    if calling and text_of([_without_calls(message) for message in messages], tools) == text:
+    calling = any(map(_only_calls, messages))
+    if calling and is_same([_without_calls(message) for message in messages], tools):
         raise RowError("no_tool_template", _SHOWS_NOT.format(what="the tool calls of messages"))
     return text
 
