@@ -41,7 +41,9 @@ _TAG = _maybe("tag", _STRING, "the row's tag, if it has one")
 _SEED = _col("seed", _INT64, "seed of this sample")
 _PROMPT_TOKENS = _col("prompt_tokens", _INT32, "tokens of the prompt")
 _COMPLETION_TOKENS = _col("completion_tokens", _INT32, "tokens of the completion")
-_FINISH_REASON = _col("finish_reason", _STRING, "`stop`, `length`, `error` or `cancelled`")
+_FINISH_REASON = _col(
+    "finish_reason", _STRING, "`stop`, `tool_calls`, `length`, `error` or `cancelled`"
+)
 _PROPOSED = _col("proposed", _INT32, "draft tokens that the verifier checked")
 _ACCEPTED = _col("accepted", _INT32, "draft tokens that the verifier accepted")
 _PASSES = _col("verifier_passes", _INT32, "the verifier's passes for this completion")

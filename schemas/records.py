@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.provenance import NO_PROVENANCE, NO_TICKS, Provenance, Ticks
+from specbatch.schemas.tools import form_of
 
 # The most likely tokens at one place: ids, and their log-probabilities, falling.
 TopLogprobs = tuple[tuple[int, ...], tuple[float, ...]]
@@ -32,6 +33,7 @@ class FinishReason(StrEnum):
     """Why a completion ended."""
 
     STOP = "stop"
+    TOOL_CALLS = "tool_calls"  # by a stop, behind calls of functions; recording says so
     LENGTH = "length"
     ERROR = "error"
     CANCELLED = "cancelled"
@@ -121,8 +123,18 @@ class SamplingParams:
     bad_words: tuple[tuple[int, ...], ...] = ()
     stop: tuple[str, ...] = ()  # strings that end the text, and are not part of it
     response_format: str = ""  # see `response_format.py`; empty: free text
+    tools: str = ""  # see `tools.py`; empty: none
+    tool_choice: str = ""  # the same; empty: auto
+    parallel_tool_calls: bool = True
     logprobs: bool = False  # hand out each token's log-probability
     top_logprobs: int = 0  # and those of so many most likely tokens; above 0 implies `logprobs`
+
+    @property
+    def form(self) -> str:
+        """What an output is held to, as `response_format.parsed` reads it; empty: nothing."""
+        return self.response_format or form_of(
+            self.tools, self.tool_choice, self.parallel_tool_calls
+        )
 
     @property
     def tells_logprobs(self) -> bool:

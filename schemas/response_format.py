@@ -14,6 +14,8 @@ from typing import Any
 
 import orjson
 
+from specbatch.schemas.tools import TOOLS
+
 _MOST_BYTES = 262_144
 _FIELDS = {"json_object": (), "json_schema": ("schema",), "regex": ("regex",)} | {
     "choice": ("choice",),
@@ -49,10 +51,13 @@ def canonical(given: object) -> str:
 
 
 def parsed(text: str) -> tuple[str, Any]:
-    """(type, its value) of a canonical form that is not empty; None for `json_object`."""
+    """(type, its value) of a canonical form that is not empty, also of one that `tools.form_of`
+    made; None for `json_object`."""
     found = orjson.loads(text)
     kind = found["type"]
-    return kind, found[_FIELDS[kind][0]] if _FIELDS[kind] else None
+    return kind, None if kind == "json_object" else found[
+        kind if kind == TOOLS else _FIELDS[kind][0]
+    ]
 
 
 def _parsed(text: str) -> object:

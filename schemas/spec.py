@@ -31,6 +31,12 @@ from specbatch.schemas.prompt_places import columns_in, first_doubled
 from specbatch.schemas.records import JobRow, SamplingParams, Verification
 from specbatch.schemas.response_format import canonical
 from specbatch.schemas.schemes import why_not_writable
+from specbatch.schemas.tools import (
+    canonical_choice,
+    canonical_tools,
+    problem_of_choice,
+    tools_in_use,
+)
 
 
 def _scheme(uri: str) -> str:
@@ -418,6 +424,19 @@ class SamplingSpec(Part):
         description="form of the output, as OpenAI writes it: {type: json_schema, json_schema: "
         "{schema: …}}, json_object, regex, choice or lark",
     )
+    tools: Annotated[str, BeforeValidator(canonical_tools)] = Field(
+        default="",
+        description="functions that an output may call, as OpenAI writes them: [{type: function, "
+        "function: {name: …, parameters: {…}}}]",
+    )
+    tool_choice: Annotated[str, BeforeValidator(canonical_choice)] = Field(
+        default="",
+        description="none, auto (the same as empty), required, or {type: function, function: "
+        "{name: …}}",
+    )
+    parallel_tool_calls: bool = Field(
+        default=True, description="whether an output may have several calls"
+    )
     stop: tuple[StopString, ...] = Field(
         default=(), max_length=16, description="strings that end the text, excluded from it"
     )
@@ -479,7 +498,22 @@ class SamplingSpec(Part):
         for name in ("min_tokens", "ignore_eos", "stop_token_ids"):
             if self.response_format and getattr(self, name):
                 raise ValueError(f"response_format says where an output ends: leave {name} out")
+        self._check_tools()
         return self
+
+    def _check_tools(self) -> None:
+        if (problem := problem_of_choice(self.tools, self.tool_choice)) is not None:
+            raise ValueError(problem)
+        if not tools_in_use(self.tools, self.tool_choice):
+            return
+        for name in ("min_tokens", "ignore_eos", "stop_token_ids"):
+            if getattr(self, name):
+                raise ValueError(f"tools say where an output ends: leave {name} out")
+        if self.response_format:
+            raise ValueError(
+                "response_format and tools contradict one another: leave one out, or set "
+                "tool_choice to none"
+            )
 
     def params(self, overrides: dict[str, Any] | None = None) -> SamplingParams:
         """The sampling of one row: the job's values, then the row's own."""

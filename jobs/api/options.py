@@ -52,6 +52,9 @@ class SpecOptions(TypedDict, total=False):
     ignore_eos: bool | None
     stop: str | Sequence[str] | None
     response_format: Mapping[str, Any] | str | None
+    tools: Sequence[Mapping[str, Any]] | str | None
+    tool_choice: Mapping[str, Any] | str | None
+    parallel_tool_calls: bool | None
     repetition_penalty: float | None
     presence_penalty: float | None
     frequency_penalty: float | None

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.ledger.rules import FINISHED
 from specbatch.pipeline.outputs.names import MANIFEST, MARKER
 from specbatch.pipeline.outputs.outputs import read_manifest, read_output
 from specbatch.pipeline.policy.costs.balance import NOTHING, Amount, Sheet, at, by_kind
@@ -95,7 +96,7 @@ def census(store: Store, objects: Objects, job_id: str, submitted: Collection[Ke
     pending = rest if reading else rest & waiting
     return Census(
         submitted=len(submitted),
-        ok=ends[FinishReason.STOP] + ends[FinishReason.LENGTH],
+        ok=sum(ends[reason] for reason in FINISHED),
         failed=ends[FinishReason.ERROR],
         cancelled=ends[FinishReason.CANCELLED],
         pending=len(pending),

@@ -106,6 +106,30 @@ ResponseFormat = Annotated[
         _SAMPLING,
     ),
 ]
+Tools = Annotated[
+    Text,
+    _option(
+        "--tools",
+        "functions that an output may call: JSON as in an OpenAI body, or the path of a file of it",
+        _SAMPLING,
+    ),
+]
+ToolChoice = Annotated[
+    Text,
+    _option(
+        "--tool-choice",
+        "auto, required, none, or JSON as in an OpenAI body, which names a function",
+        _SAMPLING,
+    ),
+]
+ParallelToolCalls = Annotated[
+    bool | None,
+    _option(
+        "--parallel-tool-calls/--no-parallel-tool-calls",
+        "whether an output may have several calls",
+        _SAMPLING,
+    ),
+]
 RepetitionPenalty = Annotated[
     Real, _option("--repetition-penalty", "of tokens in prompt and output; 1 is off", _SAMPLING)
 ]
@@ -286,15 +310,23 @@ def template_text(text: str | None, file: Path | None) -> str | None:
         raise UsageError(f"template file {file} cannot be read: {reason}") from None
 
 
-def form(given: str | None) -> str | None:
-    """The JSON of a response format, from the text or a file. Raises `UsageError`."""
-    if given is None or given.lstrip().startswith("{"):
+def forms(response_format: str | None, tools: str | None) -> dict[str, str | None]:
+    """The JSON of both options. Raises `UsageError`."""
+    return {
+        "response_format": _form("--response-format", response_format, "{"),
+        "tools": _form("--tools", tools, "["),
+    }
+
+
+def _form(option: str, given: str | None, begin: str) -> str | None:
+    """The JSON of an option, which begins so, from the text or a file. Raises `UsageError`."""
+    if given is None or given.lstrip().startswith(begin):
         return given
     try:
         return Path(given).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"--response-format {given} is no JSON object, and no file of one can be read: "
+            f"{option} {given} is no JSON that begins with {begin}, and no file of it can be read: "
             f"{getattr(error, 'strerror', None) or 'it is not UTF-8'}"
         ) from None
 

@@ -47,6 +47,9 @@ def submit_job(
     ignore_eos: o.IgnoreEos = None,
     stop: o.Stop = None,
     response_format: o.ResponseFormat = None,
+    tools: o.Tools = None,
+    tool_choice: o.ToolChoice = None,
+    parallel_tool_calls: o.ParallelToolCalls = None,
     repetition_penalty: o.RepetitionPenalty = None,
     presence_penalty: o.PresencePenalty = None,
     frequency_penalty: o.FrequencyPenalty = None,
@@ -87,7 +90,7 @@ def submit_job(
         "notify": notify or None, "stop": stop or None, "depth": o.depth_value(depth),
         "stop_token_ids": o.stop_ids(stop_token_id, stop_token_ids),
         "template": o.template_text(template, template_file),
-        "response_format": o.form(response_format),
+        **o.forms(response_format, tools),
     })  # fmt: skip
     o.check_engine_here(engine, local)
     if timeout is not None and not (wait or local):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from specbatch.schemas.errors import EngineError
 from specbatch.schemas.response_format import parsed
+from specbatch.schemas.tools import TAGS, TOOLS, CallForm, call_form
 
 _MOST_KEPT = 128  # compiled grammars; the one that was used longest ago goes first
 _MOST_FORCED = 64  # tokens that are drafted at once …
@@ -58,6 +59,18 @@ _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 
 
+# The first lexemes of calls. Where an answer may stand instead, one that it may not begin with is
+# a lexeme as a whole: of two lexemes the longer one counts, and an answer has no end.
+_CALLS_ALONE = (r'OBJECT: "{\"name\": "', r'ARRAY: "[{\"name\": "')
+_OR_ANSWER = (
+    r'OBJECT: /[ \t\r\n]*\{"name": /',
+    r'ARRAY: /[ \t\r\n]*\[\{"name": /',
+    r'TEXT: /(?s:.*)/ & ~/[ \t\r\n]*\[?\{"name"(?s:.*)/',
+    f"ANSWER: TEXT & ~/(?s:.*){TAGS[0]}(?s:.*)/",
+    f"MORE: /(?s:.*)/ & ~/(?s:.*){TAGS[0]}(?s:.*)/",
+)
+
+
 class GrammarError(ValueError):
     """A form that cannot be compiled; the text says what is wrong where."""
 
@@ -65,11 +78,23 @@ class GrammarError(ValueError):
 class Grammars:
     """The grammars of one tokenizer. Thread-safe."""
 
-    def __init__(self, tokenizer: str, vocab_size: int, end_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: str,
+        vocab_size: int,
+        end_ids: Sequence[int],
+        shown: Mapping[str, int] | None = None,
+    ) -> None:
         """`tokenizer`: the text of a `tokenizer.json`. `vocab_size`: tokens that have logits.
-        `end_ids`: tokens that end an output."""
+        `end_ids`: tokens that end an output. `shown`: added tokens that texts show; a grammar
+        must name them, as it does not read them as what they show."""
         self.vocab_size = vocab_size
         self._tokenizer = LLTokenizer(tokenizer, vocab_size, list(end_ids) or None)
+        self._shown = {
+            text: token
+            for text, token in (shown or {}).items()
+            if token < vocab_size and self._tokenizer.is_special_token(token)
+        }
         self._kept: OrderedDict[str, CompiledGrammar] = OrderedDict()
         self._lock = threading.Lock()
         self._compiling = threading.Lock()  # one at a time: it may take seconds
@@ -98,9 +123,13 @@ class Grammars:
 
     def _compiled(self, response_format: str) -> LLMatcher:
         kind, value = parsed(response_format)
+        if kind == TOOLS:
+            return self._of_tools(call_form(value))
         if kind not in ("json_object", "json_schema"):
             return self._made(_of_text(kind, value))
-        schema = {"type": "object"} if kind == "json_object" else value
+        return self._of_json({"type": "object"} if kind == "json_object" else value)
+
+    def _of_json(self, schema: Any) -> LLMatcher:
         _check_size(schema)
         try:
             return self._made(_of_schema(schema))
@@ -108,6 +137,21 @@ class Grammars:
             path, problem = self._fault(schema)
             where = path if len(path) <= _LONGEST_PATH else f"… {path[-_LONGEST_PATH:]}"
             raise GrammarError(f"at {where}: {problem}" if path else str(error)) from None
+
+    def _of_tools(self, form: CallForm) -> LLMatcher:
+        tags = [tag for tag in TAGS if tag in self._shown]
+        beside = [token for text, token in self._shown.items() if text not in TAGS]
+        try:
+            for schema in form.functions.values():
+                _check_size(schema)
+            return self._made(LLMatcher.grammar_from_lark(_of_calls(form, tags, beside)))
+        except GrammarError:
+            for name, schema in form.functions.items():
+                try:
+                    self._of_json(schema)
+                except GrammarError as error:
+                    raise GrammarError(f"of {name} have parameters {error}") from None
+            raise
 
     def _made(self, grammar: str) -> LLMatcher:
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
@@ -267,6 +311,46 @@ def _of_schema(schema: Any) -> str:
         return LLMatcher.grammar_from_json_schema(text, defaults=_JSON)
     except ValueError as error:
         raise GrammarError(_sentence(str(error))) from None
+
+
+def _of_calls(form: CallForm, tags: Collection[str], beside: Sequence[int]) -> str:
+    """In Lark's notation, with the `tags` that are one token each, and the tokens that answers may
+    have `beside` their text."""
+    functions = range(len(form.functions))
+    tag, end = (name if name in tags else orjson.dumps(name).decode() for name in TAGS)
+    tagged = rf'"\n{{\"name\": " call "\n" {end}'
+    starts = ["OBJECT call", f"tag {tagged}"]
+    if form.many:
+        starts[1] += rf' ("\n" {tag} {tagged})*'
+        starts.append(r'ARRAY call (", {\"name\": " call)* "]"')
+    if form.may_answer:
+        starts.append("answer")
+    rules = [
+        "start: " + " | ".join(starts),
+        f'call: ({" | ".join(f"f{number}" for number in functions)}) "}}"',
+    ]
+    if form.may_answer:
+        rules += [*_OR_ANSWER, *_answer_rules(tag, tags, beside)]
+    else:
+        rules += [*_CALLS_ALONE, f"tag: {tag}"]
+    for number, (name, schema) in enumerate(form.functions.items()):
+        guidance = {"x-guidance": _JSON | (schema.get("x-guidance") or {})}
+        arguments = orjson.dumps(_strict(schema) | guidance).decode()
+        rules.append(rf'f{number}: "\"{name}\", \"arguments\": " %json {arguments}')
+    return "\n".join(rules)
+
+
+def _answer_rules(tag: str, tags: Collection[str], beside: Sequence[int]) -> Iterator[str]:
+    """Of a text, and of one that leads to a tag."""
+    others = f"<[{','.join(map(str, beside))}]>"
+    yield "answer: ANSWER" + (f" ({others} MORE)*" if beside else "")
+    if tag in tags:
+        yield f"tag: answer {tag}"
+        return
+    yield "tag: opens" + (f" | answer {others} opens_later" if beside else "")
+    yield f"opens[lazy]: TEXT {tag}"
+    if beside:
+        yield f"opens_later[lazy]: /(?s:.*)/ {tag}"
 
 
 def _strict(schema: Any) -> Any:

@@ -27,9 +27,6 @@ _HARMLESS = {
 # Fields that change nothing at these values (null is always one of them).
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "stream": (False,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "functions": ([],),
     "modalities": (["text"],),
 }

@@ -22,6 +22,8 @@
     bad_seed               not an integer in [0, 2**63)
     bad_parameter          a request value out of range
     bad_response_format    one that cannot be compiled, with the path of the fault
+    bad_tools              tools whose parameters cannot be, likewise
+    no_tool_template       tools, or calls of them, which the model's chat template does not show
     unsupported_parameter  a request field that cannot be honoured
 
 A prompt whose `max_tokens` reaches over the context is fine: the engine stops there with finish
@@ -40,6 +42,7 @@ import orjson
 from numpy.typing import NDArray
 
 from specbatch.pipeline.inputs.contract import NO_ID, RawBatch, RawRow, RowError
+from specbatch.pipeline.inputs.messages import messages_of
 from specbatch.pipeline.inputs.overrides import (
     Overrides,
     check_vocabulary,
@@ -50,17 +53,18 @@ from specbatch.pipeline.inputs.overrides import (
 from specbatch.pipeline.inputs.prompt_template import PromptTemplate
 from specbatch.pipeline.inputs.tokenizer import TextTokenizer, portions
 from specbatch.schemas.errors import SpecError
-from specbatch.schemas.records import PromptRow, RejectedRow
+from specbatch.schemas.records import PromptRow, RejectedRow, SamplingParams
 from specbatch.schemas.seeds import derive_seed
 from specbatch.schemas.spec import JobSpec
+from specbatch.schemas.tools import tools_in_use
 
-ROLES = ("system", "user", "assistant", "tool", "developer")
 _MAX_ID_CHARS = 512
 # The beginning of a text that is far too long proves it, so the rest is not tokenised. Tokens at
 # the cut may differ from those of the whole text, but not half of them.
 _CHARS_PER_TOKEN = 16
 _SURELY = 2  # times the allowed number of tokens
 _CHARS_AT_ONCE = 32 << 20  # of prompts that templates have made
+_FORM_FIELDS = {"response_format", "tools", "tool_choice", "parallel_tool_calls"}
 _EXACT_BELOW = 2.0**53  # larger ids that were read as floats are not distinct
 
 
@@ -94,7 +98,7 @@ class RowChecker:
         self._most_chars = _CHARS_PER_TOKEN * _SURELY * (self._most_tokens + 1)
         check_vocabulary(spec.sampling, vocab_size)
         try:
-            self._check_form(spec.sampling.response_format)
+            self._check_form(spec.sampling.params())
         except RowError as error:
             raise SpecError(f"job spec: sampling: {error}") from None
         if spec.input.makes_chats and not tokenizer.has_chat_template:
@@ -179,15 +183,27 @@ class RowChecker:
     def _take(self, draft: _Draft, read: Overrides) -> None:
         draft.overrides, draft.n, seed = read
         draft.seed = seed if seed is not None else draft.seed
-        self._check_form(draft.overrides.get("response_format", ""))
+        if not _FORM_FIELDS.isdisjoint(draft.overrides):
+            self._check_form(self._spec.sampling.params(draft.overrides))
 
-    def _check_form(self, response_format: str) -> None:
-        if not response_format:
+    def _check_form(self, params: SamplingParams) -> None:
+        if not params.form:
             return
         try:
-            self._tokenizer.grammar(response_format, self._vocab_size)
+            self._tokenizer.grammar(params.form, self._vocab_size)
         except ValueError as error:
-            raise RowError("bad_response_format", f"response_format {error}") from None
+            if params.response_format:
+                raise RowError("bad_response_format", f"response_format {error}") from None
+            raise RowError("bad_tools", f"tools {error}: simplify them") from None
+
+    def _tools(self, draft: _Draft) -> list[dict[str, Any]] | None:
+        """What the chat template shows of them."""
+        own = (
+            draft.overrides.get(name, getattr(self._spec.sampling, name))
+            for name in ("tools", "tool_choice")
+        )
+        tools = tools_in_use(*own)
+        return orjson.loads(tools) if tools else None
 
     def _read_prompt(self, draft: _Draft, prompt: Any, kind: str) -> None:
         if prompt is None:
@@ -197,7 +213,7 @@ class RowChecker:
         if kind == "auto":
             kind = _kind_of(prompt)
         if kind == "messages":
-            draft.text, draft.special = self._tokenizer.render(_messages(prompt)), False
+            draft.text, draft.special = self._rendered(draft, prompt), False
         elif kind == "token_ids":
             draft.ids = self._checked_ids(prompt)
         elif not isinstance(prompt, str):
@@ -206,6 +222,9 @@ class RowChecker:
             draft.text = prompt
         if draft.text == "" or (draft.ids is not None and len(draft.ids) == 0):
             raise RowError("empty_prompt", "the prompt is empty")
+
+    def _rendered(self, draft: _Draft, prompt: Any) -> str:
+        return self._tokenizer.render(messages_of(prompt), self._tools(draft))
 
     def _checked_ids(self, prompt: Any) -> Sequence[int]:
         if not isinstance(prompt, list):
@@ -332,42 +351,6 @@ def _kind_of(prompt: Any) -> str:
     if isinstance(prompt, list) and any(isinstance(item, dict) for item in prompt):
         return "messages"
     return "token_ids" if isinstance(prompt, list) else "text"
-
-
-def _messages(prompt: Any) -> list[dict[str, Any]]:
-    if isinstance(prompt, str):
-        try:
-            prompt = orjson.loads(prompt)
-        except orjson.JSONDecodeError:
-            raise RowError("bad_messages", "the messages are not JSON") from None
-    if not isinstance(prompt, list) or not prompt:
-        raise RowError("bad_messages", "messages must be a list that is not empty")
-    return [_message(item, number) for number, item in enumerate(prompt)]
-
-
-def _message(item: Any, number: int) -> dict[str, Any]:
-    if not isinstance(item, dict) or "role" not in item:
-        raise RowError("bad_messages", f"message {number} is not an object with role and content")
-    if item["role"] not in ROLES:
-        raise RowError(
-            "unknown_role",
-            f"message {number} has the role {item['role']!r:.50}; roles are {', '.join(ROLES)}",
-        )
-    rest = {key: value for key, value in item.items() if value is not None}
-    return rest | {"content": _content(item.get("content"), number)}
-
-
-def _content(content: Any, number: int) -> str:
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list) and content:
-        texts = [
-            part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
-            for part in content
-        ]
-        if all(isinstance(text, str) for text in texts):
-            return "".join(text for text in texts if text)
-    raise RowError("bad_messages", f"the content of message {number} is not text")
 
 
 Hashes = NDArray[np.uint64]

@@ -142,15 +142,20 @@ class ChatTemplate:
         setup = {"template": template, "names": dict(names)}
         self._limited = LimitedTemplate(__name__, setup, whose)
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """A chat, ready for the assistant's answer.
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """A chat, ready for the assistant's answer. `tools`: what the answer may call.
 
         Raises `RowError` (`bad_messages` or `too_long`) for a chat that the template refuses or
-        that exceeds a limit, and `ModelError` for a template that is broken or that exceeds a limit
-        with several chats in a row.
+        that exceeds a limit (`no_tool_template` for tools or calls that it does not show), and
+        `ModelError` for a template that is broken or that exceeds a limit with several chats in a
+        row.
         """
-        line = json.dumps(list(messages), default=_placeholder).encode()
-        return str(self._limited.render(line))
+        chat = {"messages": list(messages), "tools": list(tools) if tools else None}
+        return str(self._limited.render(json.dumps(chat, default=_placeholder).encode()))
 
 
 def _placeholder(value: Any) -> str:
@@ -188,11 +193,50 @@ def serve(
         sys.stdout.buffer.flush()
 
 
-def _chat(render: Any, setup: dict[str, Any], chat: list[dict[str, Any]]) -> str:
-    texts, _ = render(
-        [chat], chat_template=setup["template"], add_generation_prompt=True, **setup["names"]
-    )
-    return str(texts[0])
+def _chat(render: Any, setup: dict[str, Any], chat: dict[str, Any]) -> str:
+    messages, tools = chat["messages"], chat["tools"]
+
+    def text_of(messages: list[dict[str, Any]], tools: Any) -> str:
+        texts, _ = render(
+            [messages],
+            tools=tools,
+            chat_template=setup["template"],
+            add_generation_prompt=True,
+            **setup["names"],
+        )
+        return str(texts[0])
+
+    def is_same(messages: list[dict[str, Any]], tools: Any) -> bool:
+        try:
+            return text_of(messages, tools) == text
+        except MemoryError:
+            raise
+        except Exception:  # what is missing is used
+            return False
+
+    text = text_of(messages, tools)
+    if tools and is_same(messages, None):  # it would be asked to call what it cannot know
+        raise RowError("no_tool_template", _SHOWS_NOT.format(what="tools"))
+    calling = any(map(_only_calls, messages))
+    if calling and is_same([_without_calls(message) for message in messages], tools):
+        raise RowError("no_tool_template", _SHOWS_NOT.format(what="the tool calls of messages"))
+    return text
+
+
+_SHOWS_NOT = (
+    "the model's chat template does not show it {what}: use a model whose template does, or "
+    "write them in a message, and ask for a response_format"
+)
+
+
+def _only_calls(message: dict[str, Any]) -> bool:
+    return bool(message.get("tool_calls")) and message.get("content") is None
+
+
+def _without_calls(message: dict[str, Any]) -> dict[str, Any]:
+    if not _only_calls(message):
+        return message
+    return {key: value for key, value in message.items() if key != "tool_calls"}
 
 
 def _answer(render: Callable[[Any], Any], item: Any, most_chars: int) -> bytes:

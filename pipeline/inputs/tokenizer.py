@@ -79,14 +79,29 @@ class TextTokenizer:
                 raise ValueError(f"needs a tokenizer.json, which model {self.name} does not have")
             from specbatch.pipeline.inputs.grammars import Grammars
 
-            self._grammars = Grammars(self._backend.to_str(), vocab_size, self.eos_ids)
+            text = self._backend.to_str()
+            self._grammars = Grammars(text, vocab_size, self.eos_ids, self._shown)
         return self._grammars.of(response_format)
+
+    @property
+    def _shown(self) -> dict[str, int]:
+        """Added tokens that decoding shows, such as `<think>`, but for those that end a text."""
+        added = self._tokenizer.added_tokens_decoder.items()
+        return {
+            str(token.content): number
+            for number, token in added
+            if not token.special and number not in self.eos_ids
+        }
 
     @property
     def has_chat_template(self) -> bool:
         return bool(getattr(self._tokenizer, "chat_template", None))
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         """A chat as the model's template writes it, ready for the assistant's answer.
 
         Raises `RowError` (`no_chat_template`, or what `ChatTemplate.render` says), and
@@ -98,13 +113,23 @@ class TextTokenizer:
                 f"the tokenizer of {self.name} has no chat template; use text prompts, or a model "
                 "with a template",
             )
-        return self._template.render(messages)
+        return (self._tool_template if tools else self._template).render(messages, tools)
 
     @cached_property
     def _template(self) -> ChatTemplate:
+        return self._template_for(None)
+
+    @cached_property
+    def _tool_template(self) -> ChatTemplate:
+        """Some models have one of its own for chats with tools."""
+        several = isinstance(self._tokenizer.chat_template, dict)
+        return self._template_for([{}]) if several else self._template
+
+    def _template_for(self, tools: list[dict[str, Any]] | None) -> ChatTemplate:
         names = self._tokenizer.special_tokens_map
         try:
-            return ChatTemplate(self._tokenizer.get_chat_template(), names, self.name)
+            template = self._tokenizer.get_chat_template(tools=tools)
+            return ChatTemplate(template, names, self.name)
         except ValueError as error:  # several templates, and none is the default
             raise RowError("no_chat_template", str(error).partition("\n")[0]) from None
 

@@ -41,7 +41,8 @@ JOB_ENDED = "the job ended before this group did"
 LATEST = "latest"  # names the newest job
 MIN_PREFIX = 6  # characters of a job id that are enough to name it
 MOST_NAMED = 4  # of several jobs whose ids begin alike
-FINISHED = (FinishReason.STOP, FinishReason.LENGTH)  # completions that ended of themselves
+# Completions that ended of themselves.
+FINISHED = (FinishReason.STOP, FinishReason.TOOL_CALLS, FinishReason.LENGTH)
 MOST_TESTED = 2000.0  # draft tokens that a prior rests on: so that newer runs weigh more
 
 _BUDGET = "its budget of $"

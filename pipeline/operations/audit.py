@@ -18,6 +18,7 @@ from specbatch.pipeline.audit.accounts import AccountCounts, compared
 from specbatch.pipeline.audit.log_facts import LogFacts
 from specbatch.pipeline.audit.replay_log import Checker, Counts
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.ledger.rules import FINISHED
 from specbatch.pipeline.operations.coverage import Coverage, Covered, Part
 from specbatch.pipeline.outputs.published import OutputCounts, output_findings
 from specbatch.pipeline.runtime.anchors import KEY, URI, AnchorCounts, Anchors
@@ -33,14 +34,13 @@ from specbatch.schemas.audit import (
     LogEntry,
 )
 from specbatch.schemas.errors import JobNotFoundError, SpecbatchError, StoreError, UsageError
-from specbatch.schemas.records import FinishReason, JobRow
+from specbatch.schemas.records import JobRow
 
 MOST_FINDINGS = 1000  # that are listed; the others are counted
 
 # Errors from values that specbatch would not write.
 _SPOILT = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
 _TRIES = 3  # for a job that still runs while its log is read
-_ENDED = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 Progress = Callable[[int], None]
@@ -298,7 +298,7 @@ def audit_chain(
 
     def seen(one: KeptCompletion) -> None:
         record = one.record
-        if record is not None and record.finish_reason in _ENDED and record.token_ids:
+        if record is not None and record.finish_reason in FINISHED and record.token_ids:
             audit.to_replay.add(one.row_index, one.sample_index)
         progress(1)
 

@@ -130,6 +130,9 @@ class Replays:
         if done.text != record.text:
             what = f"{_name(record)} has a text that its tokens do not make"
             findings.append(_finding(FindingKind.ENDING, record, what))
+        if done.finish_reason is not record.finish_reason:
+            what = f"{_name(record)} ended by {record.finish_reason}, and says another reason"
+            findings.append(_finding(FindingKind.ENDING, record, what))
         if record.finish_reason in FINISHED and done.error != record.error:
             what = f"{_name(record)} has another verdict on its response format than its text gives"
             findings.append(_finding(FindingKind.ENDING, record, what))

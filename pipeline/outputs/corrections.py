@@ -32,6 +32,8 @@ FEW_REJECTIONS = "have fewer rejections"
 
 PromptIds = Sequence[int] | None
 
+_ENDED = (FinishReason.STOP, FinishReason.TOOL_CALLS, FinishReason.LENGTH)
+
 
 @dataclass(slots=True)
 class Corrections:
@@ -60,7 +62,7 @@ class Corrections:
         reason = None
         if self.selection.tag is not None and record.tag != self.selection.tag:
             reason = OTHER_TAG
-        elif record.finish_reason not in (FinishReason.STOP, FinishReason.LENGTH):
+        elif record.finish_reason not in _ENDED:
             reason = ENDED_BADLY
         elif not record.token_ids:
             reason = TOKENS_GONE

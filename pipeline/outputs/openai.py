@@ -23,6 +23,7 @@ from typing import Any
 import orjson
 
 from specbatch.pipeline.outputs.names import OPENAI
+from specbatch.pipeline.outputs.tool_calls import calls_in
 from specbatch.schemas.records import CompletionRecord, FinishReason, RejectedRow
 
 Decode = Callable[[Sequence[int]], str]
@@ -140,14 +141,32 @@ class OpenAIFiles:
             },
         }
 
-    def _id(self, prefix: str, row_index: int) -> str:
-        digest = hashlib.sha256(f"{self._job_id}\0{row_index}".encode()).hexdigest()
-        return prefix + digest[:24]
+    def _id(self, prefix: str, *numbers: int) -> str:
+        of = "\0".join([self._job_id, *map(str, numbers)])
+        return prefix + hashlib.sha256(of.encode()).hexdigest()[:24]
 
     def _choice(self, sample: CompletionRecord) -> dict[str, Any]:
         return {
             "index": sample.sample_index,
-            "message": {"role": "assistant", "content": sample.text, "refusal": None},
+            "message": self._message(sample),
             "logprobs": openai_logprobs(sample, self._tokens),
             "finish_reason": sample.finish_reason.value,
+        }
+
+    def _message(self, sample: CompletionRecord) -> dict[str, Any]:
+        message = {"role": "assistant", "content": sample.text, "refusal": None}
+        if sample.finish_reason is not FinishReason.TOOL_CALLS:
+            return message
+        found = calls_in(sample.text)
+        assert found is not None, "recording found them"
+        return message | {
+            "content": found.content,
+            "tool_calls": [
+                {
+                    "id": self._id("call_", sample.row_index, sample.sample_index, number),
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments},
+                }
+                for number, call in enumerate(found.calls)
+            ],
         }

@@ -8,7 +8,7 @@ Columns of `data/part-00000.parquet` and so on, or fields of `data/part-00000.js
     sample_index       int32    0 to n - 1
     text               string   the completion; null for an error
     token_ids          list     the completion's token ids; null for a quarantined row
-    finish_reason      string   stop, length, error or cancelled
+    finish_reason      string   stop, tool_calls, length, error or cancelled
     prompt_tokens      int32    tokens of the prompt
     completion_tokens  int32    tokens of the completion
     seed               int64    seed of this sample

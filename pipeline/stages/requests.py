@@ -52,9 +52,7 @@ def requests_of(
     sources = spec.speculation.sources
     pinned = None if spec.speculation.verification is Verification.COUPLED else DRAFT_MODEL
     watch = partial(TextStop, decode, params.stop, params.min_tokens) if params.stop else None
-    scope = scope_of(spec, row.tag)
-    form = params.response_format
-    grammar = grammar_of(form) if form and grammar_of is not None else None
+    grammar = grammar_of(params.form) if params.form and grammar_of is not None else None
     requests = []
     for sample in range(row.n):
         block = drafts.get((row.row_index, sample)) if drafts else None
@@ -69,7 +67,7 @@ def requests_of(
                 verification=spec.speculation.verification,
                 watch_text=watch,
                 route=Cohort(job_id, kept.tag(row.tag)),
-                scope=scope,
+                scope=scope_of(spec, row.tag),
                 max_depth=cap,
                 context_depths=spec.speculation.prompt_depths,
                 sources=None if sources == "hybrid" else frozenset(sources),

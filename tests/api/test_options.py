@@ -30,13 +30,18 @@ ABOUT_THE_COMMAND = {
     *("spec_file", "local", "engine", "wait", "timeout", "dry_run", "tokens_per_sec", "json"),
     *("idempotency_key", "schedule", "logical_time"),
 }
+TOOLS = (
+    '[{"type":"function","function":{"name":"f","parameters":'
+    '{"type":"object","properties":{},"additionalProperties":false}}}]'
+)
 VALUES: dict[str, Any] = {
     "format": "jsonl", "prompt_column": "p", "prompt_kind": "text", "id_column": "i",
     "seed_column": "s", "sampling_column": "c", "output_format": "jsonl",
     "keep_columns": ["a", "b"], "verifier": "owner/big", "proposer": "owner/small",
     "max_tokens": 9, "min_tokens": 1, "temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1,
     "n": 2, "seed": 7, "stop_token_ids": [5, 6], "ignore_eos": True, "stop": ["x", "y"],
-    "response_format": '{"type":"json_object"}',
+    "response_format": '{"type":"json_object"}', "tools": TOOLS, "tool_choice": "none",
+    "parallel_tool_calls": False,
     "repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.25,
     "logprobs": True, "top_logprobs": 2, "depth": 4, "sources": ["ngram", "draft-model"],
     "max_depth": 8, "history_tokens": 10, "verification": "rejection", "dtype": "float32",

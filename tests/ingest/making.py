@@ -21,7 +21,7 @@ CHAT_TEMPLATE = (
 )
 
 
-def save_tokenizer(folder: Path, chat_template: str | None) -> Path:
+def save_tokenizer(folder: Path, chat_template: str | dict[str, str] | None) -> Path:
     """A byte-level tokenizer: one token per byte, `<s>` before text, `</s>` as the end."""
     specials = ["<s>", "</s>"]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

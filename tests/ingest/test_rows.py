@@ -279,6 +279,51 @@ def test_a_tokenizer_without_template_refuses_chats(tmp_path: Path) -> None:
     assert "has no chat template; use text prompts" in bad(row)[1]
 
 
+# --- tools --------------------------------------------------------------------------------------
+TOOLS = [{"type": "function", "function": {"name": "now"}}]
+
+
+@pytest.mark.parametrize("as_text", [True, False])
+def test_tools_of_a_column_hold_a_prompt_of_text(
+    check_lines: Callable[..., list[Row]], as_text: bool
+) -> None:
+    """Also as a stopped job's remainder has them, which is as text."""
+    own = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
+    (first,) = check_lines(
+        [{"prompt": "x", "own": own}], input={"sampling_column": "own"}, sampling={"max_tokens": 9}
+    )
+    again = dict(good(first).overrides)
+    assert set(again) == set(own)
+    line = {"prompt": "x", "own": orjson.dumps(again).decode() if as_text else again}
+    (second,) = check_lines([line], input={"sampling_column": "own"})
+    assert good(second).overrides == again
+    assert make_spec("i").sampling.params(again).form
+
+
+def test_a_row_is_free_of_the_tools_of_its_job(check_body: Callable[..., Row]) -> None:
+    job = {"tools": TOOLS, "tool_choice": "auto"}
+    assert bad(check_body(job))[0] == "no_tool_template"
+    for own in ({"tools": []}, {"tool_choice": "none"}):
+        good(check_body(job, **own))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (5, "a tool call of message 0 has no function.name"),
+        ({"function": {"name": 5}}, "a tool call of message 0 has no function.name"),
+        ({"function": {"name": "f", "arguments": "{"}}, "of message 0 are not JSON"),
+    ],
+    ids=str,
+)
+def test_a_bad_call_of_a_message_is_refused(
+    check_body: Callable[..., Row], call: Any, words: str
+) -> None:
+    row = check_body(messages=[{"role": "assistant", "content": None, "tool_calls": [call]}])
+    assert bad(row)[0] == "bad_messages"
+    assert words in bad(row)[1]
+
+
 # --- JSONL --------------------------------------------------------------------------------------
 def test_jsonl_values_say_what_they_are(check_lines: Callable[..., list[Row]]) -> None:
     rows = check_lines(
@@ -524,7 +569,7 @@ def test_harmless_body_fields_are_accepted(
 @pytest.mark.parametrize(
     "field",
     [
-        {"tools": [{"type": "function"}]}, {"guided_regex": "a*"},
+        {"guided_regex": "a*"},
         {"stream": True}, {"functions": [{}]}, {"reasoning_effort": "low"}, {"best_of": 2},
         {"modalities": ["audio"]}, {"audio": {"voice": "x"}},
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -80,3 +81,49 @@ from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 with ThreadPoolExecutor(8) as pool:
     print(len(list(pool.map(TextTokenizer.load, sys.argv[1:] * 8))))
 """
+
+
+# --- tools ----------------------------------------------------------------------------------------
+TOOL = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "now", "arguments": {"at": 1}}}
+ASKED: list[dict[str, Any]] = [
+    {"role": "user", "content": "When?"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "call_1", "content": "12:00"},
+]
+TOOL_TEMPLATE = (
+    "{% for t in tools or [] %}[{{ t.function.name }}]{% endfor %}{% for m in messages %}"
+    "{% if m.content is none %}<{{ m.tool_calls[0].function.arguments.at }}>"
+    "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
+
+
+def with_template(folder: Path, template: Any) -> TextTokenizer:
+    return TextTokenizer.load(str(save_tokenizer(folder, template)))
+
+
+def test_a_template_shows_tools_and_calls(tmp_path: Path) -> None:
+    made = with_template(tmp_path, TOOL_TEMPLATE)
+    assert made.render(ASKED, [TOOL]) == "[now]When?<1>12:00"
+    assert made.render(ASKED) == "When?<1>12:00"
+
+
+def test_a_template_of_its_own_for_tools_is_taken(tmp_path: Path) -> None:
+    both = {"default": "no tools", "tool_use": "{{ tools[0].function.name }}"}
+    made = with_template(tmp_path, both)
+    assert made.render(ASKED[:1], [TOOL]) == "now"
+    assert made.render(ASKED[:1]) == "no tools"
+
+
+@pytest.mark.parametrize(
+    ("messages", "tools", "what"),
+    [(ASKED[:1], [TOOL], "tools"), (ASKED, None, "the tool calls of messages")],
+    ids=["tools", "calls"],
+)
+def test_what_a_template_does_not_show_is_refused(
+    tmp_path: Path, messages: list[dict[str, Any]], tools: Any, what: str
+) -> None:
+    blind = with_template(tmp_path, "{% for m in messages %}{{ m.content }}{% endfor %}")
+    with pytest.raises(RowError, match=f"does not show it {what}: use a model") as caught:
+        blind.render(messages, tools)
+    assert caught.value.code == "no_tool_template"

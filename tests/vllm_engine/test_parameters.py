@@ -9,9 +9,11 @@ import pytest
 from specbatch.pipeline.engines.contract import Request
 from specbatch.pipeline.engines.vllm.parameters import MOST_TOP_LOGPROBS, refused
 from specbatch.schemas.records import SamplingParams
+from specbatch.schemas.tools import canonical_tools
 
 VOCABULARY = 100
 PLAIN = SamplingParams()
+TOOLS = canonical_tools([{"type": "function", "function": {"name": "now"}}])
 FITTING = Request("r", (5, 6), PLAIN, 0)
 
 
@@ -38,6 +40,7 @@ def watching() -> object:
             ["bad_words and bad_token_ids", "use engine exact"],
         ),
         (of(response_format='{"type":"json_object"}'), ["response_format", "use engine exact"]),
+        (of(tools=TOOLS), ["cannot give tools: use engine exact"]),
         (of(top_logprobs=21), ["at most 20 top_logprobs", "use engine exact"]),
         (
             replace(of(presence_penalty=0.1), decided_ids=(5,)),
@@ -67,6 +70,7 @@ def test_what_is_refused_is_named(request_: Request, said: list[str]) -> None:
         of(presence_penalty=0.1, frequency_penalty=0.1),
         replace(of(repetition_penalty=1.2), decided_ids=(5,)),
         of(min_p=0.1, logit_bias=((5, 1.0),)),
+        of(tools=TOOLS, tool_choice="none"),
     ],
 )
 def test_what_can_run_is_not_refused(request_: Request) -> None:

@@ -126,6 +126,8 @@ def wrong_end(
     limit: int,  # tokens of prompt and output together
 ) -> str | None:
     """What is wrong with the end of an output, in words that follow "it"; None if nothing is."""
+    if reason is FinishReason.TOOL_CALLS:  # which recording made of it
+        reason = FinishReason.STOP
     watch = request.watch_text() if request.watch_text is not None else None
     most = limit - len(request.prompt_ids)
     for position, token in enumerate(written):

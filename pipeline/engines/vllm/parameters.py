@@ -78,6 +78,7 @@ def refused(request: Request, vocab_size: int) -> str | None:
         return "stop strings need a detokenizer"
     names = ("bad_words", "bad_token_ids", "response_format")
     unmet = [name for name in names if getattr(params, name)]
+    unmet += ["tools"] if params.form and not params.response_format else []
     if unmet:
         return f"engine vllm cannot give {' and '.join(unmet)}: use engine exact"
     if params.temperature and not COLDEST <= params.temperature <= HOTTEST:
