@@ -142,6 +142,7 @@ def test_a_candidate_that_cannot_be_loaded_keeps_nobody_from_what_is_promoted(
         assert watch.changed(place.store) is None
     (line,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert line.message.startswith("docs:3 is left out")
+    assert place.watch().loaded == place.refs(1)  # nor a worker from starting
     place.promote(2, tag="news")
     assert watch.changed(place.store) == place.refs(1, 2)
 

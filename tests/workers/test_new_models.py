@@ -21,7 +21,7 @@ from support.workers import WAIT_SEC, WorkerProcess, command, wait_until, worker
 
 pytestmark = pytest.mark.pipeline  # starts processes
 
-ROWS, LONG, SHORT = 16, 400, 24
+ROWS, LONG, SHORT = 16, 800, 24
 ANEW = "this worker starts anew"
 BEGUN = "worker for verify on "
 
@@ -31,11 +31,9 @@ class Place:
 
     def __init__(self, home: Path, redis_url: str, postgres_url: str, stack: ExitStack) -> None:
         self.home, self._stack = home, stack
-        sizes: dict[str, Any] = {"vocab_size": 300, "heads": 4}
-        self.verifier = tiny_llama(home / "verifier", hidden=64, layers=3, **sizes)
-        self.drafts = [
-            tiny_llama(home / f"draft-{n}", hidden=32, layers=1, seed=n, **sizes) for n in (1, 2)
-        ]
+        sizes: dict[str, Any] = {"vocab_size": 300, "hidden": 64, "heads": 2}  # the native path's
+        self.verifier = tiny_llama(home / "verifier", layers=3, **sizes)
+        self.drafts = [tiny_llama(home / f"draft-{n}", layers=1, seed=n, **sizes) for n in (1, 2)]
         self.digests = [inspect_model(str(path)).fingerprint.digest for path in self.drafts]
         rows = [{"id": str(i), "prompt": f"prompt number {i} of many"} for i in range(ROWS)]
         lines = "".join(json.dumps(row) + "\n" for row in rows)
@@ -65,8 +63,8 @@ class Place:
     def workers(self, by_shell: bool) -> WorkerProcess:
         """The verify worker, with others beside it. `by_shell`: it has a command line of its own,
         with which it can start anew."""
-        for kind in ("ingest", "record"):
-            self._worker(kind)
+        self._worker("ingest")
+        self.recorder = self._worker("record")
         models = ("--verifier", str(self.verifier), "--proposer", "models:docs")
         return self._worker("verify", *models, by_shell=by_shell)
 
@@ -125,11 +123,13 @@ def place(tmp_path: Path, redis_url: str, postgres_url: str) -> Iterator[Place]:
 
 def test_a_worker_takes_up_a_promoted_model_and_loses_nothing(place: Place) -> None:
     one = place.workers(by_shell=True)
+    place.recorder.freeze()  # so the job has not ended before, however fast this machine is
     under_way = place.submit("under-way", LONG)
     wait_until("a group is in hand", lambda: place.held() > 0, [one])
     place.promote(2)
     wait_until("the worker notices", lambda: ANEW in one.text(), [one])
     assert not place.ended(under_way)
+    place.recorder.thaw()
     wait_until("it has started anew", lambda: one.text().count(BEGUN) == 2, [one])
     after = place.submit("after", SHORT)
     for job_id in (under_way, after):
