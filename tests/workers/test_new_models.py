@@ -21,7 +21,7 @@ from support.workers import WAIT_SEC, WorkerProcess, command, wait_until, worker
 
 pytestmark = pytest.mark.pipeline  # starts processes
 
-ROWS, LONG, SHORT = 16, 800, 24
+ROWS, LONG, SHORT = 16, 500, 24
 ANEW = "this worker starts anew"
 BEGUN = "worker for verify on "
 
