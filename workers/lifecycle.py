@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Protocol
 
 from celery import Celery, _state
 from celery.apps import worker as celery_worker
@@ -32,7 +33,7 @@ from specbatch.schemas.settings import Settings
 from specbatch.workers.app import make_app, make_enqueue, make_queue_length
 from specbatch.workers.consumer import Consuming, refuse_compression
 from specbatch.workers.hints import RefillChannel
-from specbatch.workers.shutdown import FatalShutdown, GracefulShutdown, end_at_once
+from specbatch.workers.shutdown import FatalShutdown, GracefulShutdown, Restart, end_at_once
 from specbatch.workers.tasks import register
 
 log = logging.getLogger(__name__)
@@ -60,6 +61,14 @@ def _unsaid(*_: object) -> None:
     """Replaces Celery's last words on stdout: they are no JSON log line."""
 
 
+class Watch(Protocol):
+    """Notices, in a thread of its own, when a worker must start anew."""
+
+    def start(self, store: Store, lease_sec: float, on_change: Callable[[], None]) -> None: ...
+
+    def close(self) -> None: ...
+
+
 def run_worker(
     settings: Settings,
     kinds: tuple[str, ...],
@@ -68,9 +77,10 @@ def run_worker(
     concurrency: int,
     fake_models: FakeModels | None = None,
     wrap_enqueue: Callable[[Enqueue], Enqueue] = lambda enqueue: enqueue,
-) -> None:
-    """Work in the foreground until a signal ends it: tasks have `PATIENCE_SEC` to end, then their
-    groups are given back.
+    watch: Watch | None = None,
+) -> bool:
+    """Work in the foreground until a signal or `watch` ends it: tasks have `PATIENCE_SEC` to end,
+    then their groups are given back. Returns whether the process is to start anew (`start_anew`).
 
     The first of the proposers is the main one, and the one that a propose worker serves.
     `fake_models` replace real ones; `wrap_enqueue` may change how work is enqueued. If processes
@@ -84,14 +94,19 @@ def run_worker(
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
     if follow_leader(settings):
-        return
+        return False
     refuse_compression()
     if settings.log_format == "json":
         celery_worker.safe_say = _unsaid
     app = make_app(settings)
     channel = RefillChannel(app)
     proposer, extra = (proposers[0] if proposers else None), proposers[1:]
-    with keeping_logs(settings), ExitStack() as measured, FatalShutdown() as fatal:
+    with (
+        keeping_logs(settings),
+        ExitStack() as measured,
+        FatalShutdown() as fatal,
+        Restart() as restart,
+    ):
         app.consuming = Consuming(settings.broker_reconnects, fatal)
         exposure = make_exposure(settings, app.consuming.trouble)
         if exposure is not None:
@@ -117,8 +132,12 @@ def run_worker(
             channel.start(worker.hint)
         try:
             with GracefulShutdown(worker, PATIENCE_SEC):
+                if watch is not None:
+                    watch.start(worker.store, settings.lease_sec, restart)
                 consume(app, queue_names(kinds, verifier, proposer), concurrency)
         finally:
+            if watch is not None:
+                watch.close()
             measured.close()  # first: it reads the store
             channel.close()
             worker.close()
@@ -127,6 +146,7 @@ def run_worker(
         end_at_once(given_up)
     if fatal.error is not None:
         raise fatal.error
+    return restart.is_due
 
 
 def keeping_logs(settings: Settings) -> AbstractContextManager[None]:

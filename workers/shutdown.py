@@ -1,9 +1,11 @@
-"""How a worker ends: on a signal, after a lost device or broker, or at once."""
+"""How a worker ends: on a signal, after a lost device or broker, to start anew, or at once."""
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
+import signal
 import sys
 import threading
 from typing import NoReturn
@@ -84,6 +86,49 @@ class GracefulShutdown:
             log.info("groups in hand are given back")
             for host in self._worker.engines:
                 host.stop()
+
+
+class Restart:
+    """Ends this process's worker as SIGTERM would, for it to start anew. Whoever sends a signal
+    wants it to end: then it does not start anew."""
+
+    def __init__(self) -> None:
+        self._wanted = False
+        self._signalled = False
+
+    def __call__(self) -> None:
+        self._wanted = True
+        worker_shutting_down.send(sender=self, sig=None, how="Warm", exitcode=0)
+        state.should_stop = 0  # as Celery's handler of SIGTERM sets it
+
+    def __enter__(self) -> Restart:
+        worker_shutting_down.connect(self._note, weak=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        worker_shutting_down.disconnect(self._note)
+
+    def _note(self, sig: object = None, **_: object) -> None:
+        if sig is not None:
+            self._signalled = True
+
+    @property
+    def is_due(self) -> bool:
+        """Once the worker has ended. From then on signals end the process: no handler that only
+        notes one may be left when it can no longer be looked at."""
+        if not self._wanted:
+            return False
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_DFL)
+        return not self._signalled
+
+
+def start_anew() -> NoReturn:
+    """Replace this process with a new one of the same command line, environment and number."""
+    atexit._run_exitfuncs()  # among others, ends the processes that it has started
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def end_at_once(error: DeviceLostError) -> NoReturn:

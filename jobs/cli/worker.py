@@ -6,7 +6,7 @@ import logging
 from contextlib import closing
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +21,9 @@ from specbatch.schemas.masking import mask_url
 from specbatch.schemas.registry import PREFIX
 from specbatch.schemas.settings import VLLM, Settings
 from specbatch.schemas.spec import model_ref
+
+if TYPE_CHECKING:
+    from specbatch.pipeline.learning.watching import ModelWatch
 
 
 class Kind(StrEnum):
@@ -49,10 +52,14 @@ def worker(
     """
     settings = o.with_engine(load_settings(), engine)
     proposers = proposers_of(kind, proposer or [])
+    watch = None
     if any(ref.startswith(PREFIX) for ref in proposers):
         if kind is not Kind.VERIFY:
             raise UsageError(f"--proposer {PREFIX}NAME is for `specbatch worker verify`")
-        proposers = registered(settings, proposers)
+        watch = registered(settings, proposers, verifier)
+        proposers = watch.loaded
+        if settings.tensor_parallel > 1:
+            watch = None  # `torchrun` alone can start the processes anew that share a verifier
     kinds = kinds_of(kind, verifier, proposers[0] if proposers else None)
     check_broker_url(settings)
     if settings.engine == VLLM and kind is Kind.VERIFY and proposers:
@@ -66,9 +73,11 @@ def worker(
         logging.getLogger(name).setLevel(logging.INFO)
     remark(f"worker for {', '.join(kinds)} on {mask_url(settings.broker_url)}; Ctrl-C ends it")
     from specbatch.workers.lifecycle import run_worker
+    from specbatch.workers.shutdown import start_anew
 
     if kind is not Kind.ALL or settings.tensor_parallel > 1:
-        run_worker(settings, kinds, served, drafting, concurrency)
+        if run_worker(settings, kinds, served, drafting, concurrency, watch=watch):
+            start_anew()
         return
     with closing(SecondProcess(settings, concurrency)):
         kinds = tuple(name for name in kinds if name not in SECOND_KINDS)
@@ -88,12 +97,12 @@ def proposers_of(kind: Kind, given: list[str]) -> list[str]:
     return named
 
 
-def registered(settings: Settings, proposers: list[str]) -> list[str]:
+def registered(settings: Settings, proposers: list[str], verifier: str | None = None) -> ModelWatch:
     """The draft models, with those deployed of registered ones (`models:NAME`) in their place."""
-    from specbatch.pipeline.learning.registry import loaded_refs
+    from specbatch.pipeline.learning.watching import ModelWatch
 
     with closing(make_store(settings)) as store:
-        return [found for ref in proposers for found in loaded_refs(store, ref)]
+        return ModelWatch(store, proposers, verifier)
 
 
 def kinds_of(kind: Kind, verifier: str | None, proposer: str | None) -> tuple[str, ...]:

@@ -87,10 +87,22 @@ def find(store: Store, wanted: str) -> ModelVersion:
     return found[0]
 
 
-def loaded_refs(store: Store, ref: str) -> list[str]:
+def live_of(store: Store, ref: str) -> frozenset[tuple[str, int, str]]:
+    """Of `models:NAME` the deployments and rollouts that have not ended: what it is, its number, a
+    fingerprint. What `loaded_refs` returns can change only when this does. No file is read."""
+    name = ref.removeprefix(PREFIX)
+    if name == ref:
+        return frozenset()
+    versions = {m.fingerprint for m in store.models() if m.name == name}
+    live = [("deployed", one.number, one.fingerprint) for one in store.deployments()]
+    tried = [("tried", one.number, one.fingerprint) for one in store.rollouts()]
+    return frozenset(one for one in (*live, *tried) if one[2] in versions)
+
+
+def loaded_refs(store: Store, ref: str, verifier: str | None = None) -> list[str]:
     """What a worker loads for `models:NAME`: all versions of NAME that draft for anybody, that of
-    the widest scope first, and those that rollouts try; for `models:NAME:VERSION` that one. Another
-    `ref` is itself.
+    the widest scope first, and those that rollouts try, if they fit the verifier; for
+    `models:NAME:VERSION` that one. Another `ref` is itself.
 
     Raises `UsageError` for a name that is not registered or not deployed, and for files that have
     changed.
@@ -112,7 +124,8 @@ def loaded_refs(store: Store, ref: str) -> list[str]:
     deployed = dict.fromkeys(one.fingerprint for one in live)
     refs = [unchanged(versions[fingerprint]) for fingerprint in deployed]
     tried = {one.fingerprint for one in store.rollouts()} - deployed.keys()
-    return [*refs, *_usable([versions[one] for one in sorted(tried & versions.keys())], refs)]
+    candidates = [versions[one] for one in sorted(tried & versions.keys())]
+    return [*refs, *_usable(candidates, refs, verifier)]
 
 
 def loaded_beside(store: Store, job: JobRow) -> list[str]:

@@ -86,15 +86,15 @@ def test_what_an_action_would_ignore_or_cannot_do_is_refused(
 def test_a_worker_loads_what_is_promoted(cli: Any, tiny_pair: TinyPair) -> None:
     settings = load_settings()
     draft, verifier = (str(path.resolve()) for path in (tiny_pair.draft, tiny_pair.verifier))
-    assert registered(settings, ["models:docs:1", "."]) == [draft, "."]
+    assert registered(settings, ["models:docs:1", "."]).loaded == [draft, "."]
     with pytest.raises(UsageError, match="no version of docs is deployed"):
         registered(settings, ["models:docs"])
     cli("models", "promote", "docs:2", "--reason", "better")
-    assert registered(settings, ["models:docs"]) == [verifier]
+    assert registered(settings, ["models:docs"]).loaded == [verifier]
     cli("models", "promote", "docs:1", "--job", "nightly", "--reason", "newer")
-    assert registered(settings, ["models:docs"]) == [verifier, draft]
+    assert registered(settings, ["models:docs"]).loaded == [verifier, draft]
     first = cli("models", "list", "--json").json[0]["fingerprint"]
-    assert registered(settings, [f"models:{first}"]) == [draft]
+    assert registered(settings, [f"models:{first}"]).loaded == [draft]
     done = cli("worker", "propose", "--proposer", "models:docs")
     assert "is for `specbatch worker verify`" in done.err
     with pytest.raises(UsageError, match="no registered model has the name or fingerprint 'code'"):

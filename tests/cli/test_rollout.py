@@ -41,7 +41,7 @@ def test_a_candidate_is_tried_shown_and_promoted(cli: Any, tiny_pair: TinyPair) 
     assert cli("rollout").out.startswith("no rollouts: start one with ")
     begun = cli("rollout", "start", "docs", "--steps", "50,100", "--reason", "trained on Monday")
     assert begun.out == "rollout 1: docs:2 for everything, drafts for 50% of groups\n"
-    assert registered(load_settings(), ("models:docs",)) == [
+    assert registered(load_settings(), ("models:docs",)).loaded == [
         str(tiny_pair.draft.resolve()),
         str(tiny_pair.verifier.resolve()),
     ]

@@ -24,7 +24,7 @@ from specbatch.workers.app import make_app, make_enqueue
 from specbatch.workers.consumer import CheckedConsumer
 from specbatch.workers.guard import WORK_TASK
 from specbatch.workers.lifecycle import consume
-from specbatch.workers.shutdown import GracefulShutdown
+from specbatch.workers.shutdown import GracefulShutdown, Restart
 
 WAIT_SEC = 60.0
 
@@ -99,3 +99,40 @@ def test_a_worker_ends_as_it_is_asked_to(app: Celery, signals: list[str]) -> Non
         consume(app, [queue_for(Stage.VERIFY, model, NORMAL)], concurrency=1)
     assert ended == [True]
     assert stopped.is_set() == (signals != ["SIGTERM"])
+
+
+@pytest.mark.parametrize("signalled", [False, True])
+def test_a_worker_that_must_start_anew_ends_as_on_sigterm_and_stays_ended_if_one_comes(
+    app: Celery, signalled: bool
+) -> None:
+    begun, asked, stopped = threading.Event(), threading.Event(), threading.Event()
+
+    @app.task(name=WORK_TASK, shared=False)  # type: ignore[untyped-decorator]  # celery has no types
+    def work(**_: object) -> None:
+        begun.set()
+        assert stopped.wait(WAIT_SEC)
+
+    class Asked(CheckedConsumer):
+        def loop_args(self) -> tuple[Any, ...]:
+            consumer, connection, *rest = super().loop_args()
+
+            def drain_events(timeout: float) -> Any:
+                if begun.is_set() and not asked.is_set():
+                    restart()
+                    if signalled:
+                        signal.raise_signal(signal.SIGTERM)
+                    asked.set()
+                return connection.drain_events(timeout=timeout)
+
+            return consumer, SimpleNamespace(drain_events=drain_events), *rest
+
+    app.conf.worker_consumer = Asked
+    model = f"anew-{signalled}"
+    make_enqueue(app)(DueWork(JOB, Stage.VERIFY, 0, model))
+    worker: Any = SimpleNamespace(engines=[SimpleNamespace(stop=stopped.set)], outage=Outage())
+    with Restart() as restart, GracefulShutdown(worker, patience_sec=0.0):
+        consume(app, [queue_for(Stage.VERIFY, model, NORMAL)], concurrency=1)
+    assert stopped.is_set()
+    assert not Restart().is_due
+    assert restart.is_due == (not signalled)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
