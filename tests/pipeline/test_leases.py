@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from contracts.shorthand import claim
+from contracts.shorthand import claim, ingest
 from ledger.builders import JOB, new_group, new_job, position
 
 from specbatch.pipeline.ledger.sql.store import SqlStore
@@ -254,5 +254,92 @@ def test_something_is_done_with_every_check_of_leases_in_use(store: SqlStore) ->
         lease_keeper.at_checks(done.set)
         with lease_keeper.hold(held_group(store)):
             assert done.wait(60)
+    finally:
+        lease_keeper.close()
+
+
+def test_a_process_holds_stages_of_what_it_has_claimed(
+    store: SqlStore, lease_keeper: LeaseKeeper
+) -> None:
+    lease = held_group(store)
+    assert [stage for stage in Stage if lease_keeper.holds(stage)] == []
+    with lease_keeper.hold(lease):
+        assert [stage for stage in Stage if lease_keeper.holds(stage)] == [Stage.VERIFY]
+    assert [stage for stage in Stage if lease_keeper.holds(stage)] == []
+
+
+def test_who_holds_a_group_hears_once_that_an_idle_worker_asks_for_half_of_it(
+    store: SqlStore, lease_keeper: LeaseKeeper
+) -> None:
+    asked: list[str] = []
+    ingest(store, groups=1)
+    with lease_keeper.hold(claim(store, 0).lease) as held:
+        held.when_asked_to_split(lambda: asked.append("before"))
+        lease_keeper.beat()
+        assert (asked, held.split_wanted) == ([], False)
+        assert store.ask_for_split("big", "idle") is not None
+        lease_keeper.beat()
+        lease_keeper.beat()
+        assert (asked, held.split_wanted) == (["before"], True)
+        held.when_asked_to_split(lambda: asked.append("after"))
+        assert asked == ["before", "after"], "who comes later hears it at once"
+        lease_keeper.beat()
+        assert asked == ["before", "after"]
+
+
+def test_a_lease_is_extended_three_times_in_its_life_and_no_more_often(store: SqlStore) -> None:
+    third, beats, begun = threading.Event(), [], time.monotonic()
+
+    def beside() -> None:
+        beats.append(time.monotonic())
+        if len(beats) == 3:
+            third.set()
+
+    lease_keeper = LeaseKeeper(store, lease_sec=0.6, check_sec=LONG)
+    try:
+        lease_keeper.at_heartbeats(beside)
+        assert third.wait(60)
+    finally:
+        lease_keeper.close()
+    assert beats[2] - begun >= 0.6 - 1e-3
+    assert beats[0] - begun >= 0.2 - 1e-3
+
+
+def test_a_far_deadline_makes_nobody_look_all_the_time(store: SqlStore) -> None:
+    looks, fifth = list[float](), threading.Event()
+
+    def beside() -> None:
+        looks.append(time.monotonic())
+        if len(looks) == 5:
+            fifth.set()
+
+    lease_keeper = LeaseKeeper(store, 3 * LONG, check_sec=0.05)
+    try:
+        lease_keeper.at_checks(beside)
+        with lease_keeper.hold(held_group(store)) as held:
+            lease_keeper.watch_deadline(held, time.time() + LONG)
+            assert fifth.wait(60)
+    finally:
+        lease_keeper.close()
+    assert looks[4] - looks[0] >= 4 * 0.05 - 1e-3
+
+
+@pytest.mark.parametrize(
+    ("deadline_in", "wait"),
+    [(None, 100.0), (10.0, 10.0), (-1.0, 0.05), (-LONG, 100.0), (2 * LONG, 100.0)],
+)
+def test_how_long_the_keeper_waits_by_the_deadlines_of_what_it_holds(
+    store: SqlStore, deadline_in: float | None, wait: float
+) -> None:
+    """The store's clock may be behind: it is asked again and again for some seconds."""
+    lease_keeper = LeaseKeeper(store, 3 * LONG, check_sec=100.0)
+    try:
+        with lease_keeper.hold(held_group(store)) as held:
+            held.deadline_at = None if deadline_in is None else time.time() + deadline_in
+            beat_at = time.monotonic() + LONG
+            assert lease_keeper._wait_sec(beat_at) == pytest.approx(wait, rel=0.2)
+            assert lease_keeper._wait_sec(time.monotonic() - 1.0) == 0.0, "a heartbeat is due"
+            held.cancelled.set()
+            assert lease_keeper._wait_sec(beat_at) == 100.0, "it has heard of it"
     finally:
         lease_keeper.close()
