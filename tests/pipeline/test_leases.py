@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +16,7 @@ from ledger.builders import JOB, new_group, new_job, position
 from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.pipeline.observe.tracing.span_names import LEASE_LOST, STOPPED
 from specbatch.pipeline.observe.tracing.tracing import Attributes, Span
-from specbatch.pipeline.runtime.leases import Held, LeaseKeeper
+from specbatch.pipeline.runtime.leases import Held, LeaseKeeper, is_dead_here, owner_here
 from specbatch.schemas.errors import FencedError, StoreError
 from specbatch.schemas.records import Beat, Lease, Stage
 from support.databases import sqlite_store
@@ -343,3 +346,28 @@ def test_how_long_the_keeper_waits_by_the_deadlines_of_what_it_holds(
             assert lease_keeper._wait_sec(beat_at) == 100.0, "it has heard of it"
     finally:
         lease_keeper.close()
+
+
+# --- names of processes -------------------------------------------------------------------------
+def test_a_process_that_has_ended_is_known_by_its_name_and_no_other_is() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    machine, _, mine = owner_here().rpartition(":")
+    assert mine == str(os.getpid())
+    name = f"{machine}:{child.pid}"
+    assert not is_dead_here(name)
+    assert not is_dead_here(owner_here())
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert is_dead_here(name), "its parent has not waited for it, yet it has ended"
+    child.communicate()
+    assert is_dead_here(name)
+    for other in (f"elsewhere:{child.pid}", f"{machine}:verify", f"{machine}:", str(child.pid)):
+        assert not is_dead_here(other)
+
+
+def test_a_process_of_another_user_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_pid: int, _signal: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "kill", refused)
+    assert not is_dead_here(owner_here())
