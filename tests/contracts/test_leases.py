@@ -169,6 +169,20 @@ def test_an_input_that_cannot_be_read_ends_the_job_after_its_attempts(store: Sto
     assert store.claim_job(JOB, Stage.INGEST, "w", LEASE_SEC) is None
 
 
+def test_an_input_whose_readers_vanish_ends_the_job_at_the_next_claim(
+    store: Store, clock: Clock
+) -> None:
+    store.create_job(new_job())
+    for _ in range(3):
+        claim_job(store, Stage.INGEST)
+        clock.advance(LEASE_SEC)
+    assert not store.get_job(JOB).state.is_final
+    assert store.claim_job(JOB, Stage.PUBLISH, "w", LEASE_SEC) is None
+    assert not store.get_job(JOB).state.is_final, "it is at another stage"
+    assert store.claim_job(JOB, Stage.INGEST, "w", LEASE_SEC) is None
+    assert store.get_job(JOB).state is JobState.FAILED
+
+
 def test_a_group_fails_when_its_attempts_are_used_up(store: Store) -> None:
     ingest(store)
     exhaust(store, 0)

@@ -348,6 +348,31 @@ def test_how_long_the_keeper_waits_by_the_deadlines_of_what_it_holds(
         lease_keeper.close()
 
 
+def test_a_store_that_is_away_is_told_of_and_ends_no_work(
+    store: SqlStore,
+    lease_keeper: LeaseKeeper,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+
+    def away(*_: object) -> None:
+        raise StoreError("the database is away")
+
+    lease = held_group(store)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "heartbeat", away)
+        patch.setattr(store, "report_usage", away)
+        with lease_keeper.hold(lease) as held:
+            lease_keeper.beat()
+            lease_keeper.report_usage()
+            assert not held.lost.is_set()
+            held.check()
+    told = [message for message in caplog.messages if "the database is away" in message]
+    assert told[0].startswith("heartbeat failed, leases may expire")
+    assert any(message.startswith("could not report what attempts used") for message in told)
+
+
 # --- names of processes -------------------------------------------------------------------------
 def test_a_process_that_has_ended_is_known_by_its_name_and_no_other_is() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
