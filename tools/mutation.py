@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial, reduce
 from importlib import import_module
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -409,9 +410,10 @@ def tests_of(mutant: Mutant, calls: Sequence[Calls]) -> list[int]:
 
 
 def verdict(mutant: Mutant, items: Sequence[pytest.Item]) -> str:
-    """Whether the tests pass with the mutant. What it breaks at import counts as noticed."""
+    """Whether the tests pass with the mutant, as they do where there are none. What it breaks at
+    import counts as noticed."""
     plant(mutant)
-    for item, following in zip(items, [*items[1:], None], strict=True):
+    for item, following in zip_longest(items, items[1:]):
         if not passes(item, following):
             item.session._setupstate.teardown_exact(None)
             return FAILED

@@ -136,6 +136,11 @@ def test_a_mutant_meets_the_tests_that_call_its_function_quickest_first(
     assert mutation.tests_of(mutant_to("(4)"), [slow, quick, other]) == [2, 1, 0]
 
 
+def test_a_mutant_that_no_test_meets_survives(module: types.ModuleType) -> None:
+    assert mutation.verdict(mutant_to("(x >= LIMIT)"), []) == mutation.PASSED
+    assert not module.is_small(2)
+
+
 def test_the_interval_is_wilson_s() -> None:
     low, high = wilson(103, 120)
     assert (round(low, 4), round(high, 4)) == (0.7848, 0.9096)

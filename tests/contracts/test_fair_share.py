@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -288,6 +289,75 @@ def test_a_claim_moves_its_tenant_on_by_its_cost(store: Store, clock: Clock) -> 
     plan(store, "job-late", 1, tenant="late")
     found(next_of(store))
     assert clocks(store)["late"] == (COST, 2 * COST), "where the furthest of the others began"
+
+
+class Rules:
+    """Who is next and where tenants stand, from the words of the rules. Groups stay open."""
+
+    def __init__(self, weights: dict[str, float]) -> None:
+        self.weights = weights
+        self.jobs: dict[str, tuple[str, int, list[int]]] = {}  # tenant, class, rows of free groups
+        self.times: dict[str, tuple[float, float]] = {}
+
+    def claim(self) -> tuple[str, int] | None:
+        """(job, rows): the highest class, who was served least, the oldest job, its longest
+        group."""
+        due = [(job, *of) for job, of in self.jobs.items() if of[2]]
+        if not due:
+            return None
+        job, tenant, of_class, free = min(
+            due, key=lambda one: (one[2], self.times.get(one[1], (0.0, 0.0))[1], one[0])
+        )
+        rows = max(free)
+        free.remove(rows)
+        others = {t for t, c, _ in self.jobs.values() if c == of_class and t != tenant}
+        floor = max((self.times.get(other, (0.0, 0.0))[0] for other in others), default=0.0)
+        start = max(self.times.get(tenant, (0.0, 0.0))[1], floor)
+        cost = (rows * 5 + rows * 20) / self.weights.get(tenant, 1.0)  # prompts, 2 samples of 10
+        self.times[tenant] = start, start + cost
+        return job, rows
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_claims_and_the_times_of_tenants_are_those_of_the_rules(
+    weighted: Callable[[dict[str, float]], Store], clock: Clock, seed: int
+) -> None:
+    chance = random.Random(seed)
+    weights = {"a": 1000.0, "b": 3.0, "c": 0.5}
+    store, rules = weighted(weights), Rules(weights)
+    for number in range(24):
+        if number % 3 == 0:
+            job, tenant, of_class = (
+                f"job-{number:02d}",
+                chance.choice("abcd"),
+                chance.choice([0, 1]),
+            )
+            sizes = [chance.randint(1, 12) for _ in range(chance.randint(1, 6))]
+            clock.advance(1)
+            store.create_job(new_job(job, spec=SPEC, tenant=tenant, priority=of_class))
+            lease = found(store.claim_job(job, Stage.INGEST, "i", LEASE_SEC)).lease
+            groups = [new_group(index, rows) for index, rows in enumerate(sizes)]
+            store.add_groups(lease, groups, [], sum(sizes), position())
+            rules.jobs[job] = tenant, of_class, sizes
+        work = next_of(store)
+        claimed = None if work is None else (work.lease.job_id, work.rows)
+        assert claimed == rules.claim()
+        assert clocks(store) == {
+            tenant: pytest.approx(times) for tenant, times in rules.times.items()
+        }
+
+
+def test_a_claim_is_charged_to_the_weight_that_the_tenant_has_by_then(
+    weighted: Callable[[dict[str, float]], Store],
+) -> None:
+    before, after = weighted({"a": 2.0}), weighted({"a": 4.0})
+    plan(before, "job-a", 2, tenant="a")
+    for store, weight, served in ((before, 2.0, COST / 2), (after, 4.0, COST / 2 + COST / 4)):
+        found(next_of(store))
+        assert clocks(store)["a"][1] == served
+        assert isinstance(store, SqlStore)
+        with store._db._reader.begin() as connection:
+            assert connection.scalar(select(Tenant.weight)) == weight
 
 
 def test_one_that_was_never_served_goes_before_one_that_was(

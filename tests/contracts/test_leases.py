@@ -37,9 +37,11 @@ from specbatch.schemas.errors import (
 )
 from specbatch.schemas.records import (
     DueWork,
+    JobState,
     Lease,
     NewJob,
     Prompts,
+    Released,
     Stage,
 )
 
@@ -124,6 +126,61 @@ def test_a_released_group_is_ready_again_with_its_error(store: Store) -> None:
     ingest(store)
     store.release(claim(store, 0).lease, "engine restarted")
     assert claim(store, 0, owner="w2").lease.attempt == 2
+
+
+def test_a_release_says_whether_the_lease_was_held_and_what_was_cut_off(store: Store) -> None:
+    store.create_job(new_job())
+    reading = claim_job(store, Stage.INGEST).lease
+    assert store.release(reading, "the input is away") == Released(True)
+    assert store.release(reading, "the input is away") == Released(False)
+    reading = claim_job(store, Stage.INGEST).lease
+    assert reading.attempt == 2
+    store.add_groups(reading, [new_group(0)], [], 4, position())
+    for attempt in (1, 2, 3):
+        lease = claim(store, 0).lease
+        assert lease.attempt == attempt
+        released = store.release(lease, "it broke")
+        assert (released.was_held, released.split_off is None) == (True, attempt < 3)
+        assert store.release(lease, "it broke") == Released(False)
+    assert released.split_off is not None
+    assert claim(store, released.split_off).rows == 2
+
+
+def test_what_is_forgiven_costs_no_attempt(store: Store) -> None:
+    store.create_job(new_job())
+    for _ in range(5):
+        reading = claim_job(store, Stage.INGEST).lease
+        assert reading.attempt == 1
+        store.release(reading, "the worker was stopped", forgiven=True)
+    store.add_groups(claim_job(store, Stage.INGEST).lease, [new_group(0)], [], 4, position())
+    for _ in range(5):
+        lease = claim(store, 0).lease
+        assert lease.attempt == 1
+        assert store.release(lease, "the worker was stopped", forgiven=True) == Released(True)
+
+
+def test_an_input_that_cannot_be_read_ends_the_job_after_its_attempts(store: Store) -> None:
+    store.create_job(new_job())
+    for _ in range(3):
+        assert not store.get_job(JOB).state.is_final
+        store.release(claim_job(store, Stage.INGEST).lease, "the input is away")
+    job = store.get_job(JOB)
+    assert (job.state, job.error) == (JobState.FAILED, "the input is away")
+    assert store.claim_job(JOB, Stage.INGEST, "w", LEASE_SEC) is None
+
+
+def test_an_input_whose_readers_vanish_ends_the_job_at_the_next_claim(
+    store: Store, clock: Clock
+) -> None:
+    store.create_job(new_job())
+    for _ in range(3):
+        claim_job(store, Stage.INGEST)
+        clock.advance(LEASE_SEC)
+    assert not store.get_job(JOB).state.is_final
+    assert store.claim_job(JOB, Stage.PUBLISH, "w", LEASE_SEC) is None
+    assert not store.get_job(JOB).state.is_final, "it is at another stage"
+    assert store.claim_job(JOB, Stage.INGEST, "w", LEASE_SEC) is None
+    assert store.get_job(JOB).state is JobState.FAILED
 
 
 def test_a_group_fails_when_its_attempts_are_used_up(store: Store) -> None:

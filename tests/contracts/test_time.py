@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -208,6 +209,25 @@ def test_what_is_kept_of_a_stopped_group_brings_the_time_of_all_of_it(store: Sto
     store.keep_part(lease, [completion(0)], NO_TIME, {}, Spent("session-2", 20, SOME))
     assert stage_of(store) is Stage.PUBLISH
     assert [(s.attempt, s.kept) for s in slices(store)] == [(Attempt.of(lease), True)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_slice_keeps_the_largest_of_each_counter_and_stays_kept(store: Store, seed: int) -> None:
+    """Words may come late and in any order, from a writer of results and from heartbeats."""
+    chance, most = random.Random(seed), [0] * 6
+    ingest(store, groups=1)
+    begin(store)
+    lease = claim(store, 0).lease
+    for word in range(8):
+        counters = [chance.randint(0, 9) for _ in range(6)]
+        most = list(map(max, most, counters))
+        if word == 4:
+            spent = Spent(SESSION, 10, Ticks(*counters))
+            store.advance(lease, Stage.RECORD, RESULTS, NO_TIME, spent)
+        else:
+            store.report_time(told(), {Attempt.of(lease): Ticks(*counters)})
+        [found] = slices(store)
+        assert (found.ticks, found.kept) == (Ticks(*most), word >= 4)
 
 
 # --- what is asked for ----------------------------------------------------------------------

@@ -10,11 +10,22 @@ from engine.faulty import real_tokens, spoil
 from engine.test_engine_errors import poisoned, requests
 
 from specbatch.kernels.decoder.contract import DecoderBatch
+from specbatch.pipeline.engines.clock import now
 from specbatch.pipeline.engines.contract import Completion, Request
 from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.model.loader import load_model
 from specbatch.pipeline.engines.exact.recheck import Rechecker
-from specbatch.pipeline.engines.exact.state.accounting import TimeBook, spread
+from specbatch.pipeline.engines.exact.state.accounting import (
+    DRAFT,
+    OVERHEAD,
+    PADDING,
+    PREFILL,
+    REJECTED,
+    VERIFY,
+    Pass,
+    TimeBook,
+    spread,
+)
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.schemas.provenance import NO_TICKS, TICKS_PER_SEC, Ticks
@@ -65,6 +76,81 @@ def test_a_pass_is_shared_by_what_became_of_its_rows() -> None:
     assert Ticks(*other.time) == Ticks(verify=300, draft=50, rejected=200, padding=500, overhead=50)
     assert shares == [2310, 1100]
     assert Ticks(*totals) == Ticks(*one.time) + Ticks(*other.time)
+
+
+def random_pass(chance: random.Random, first: int) -> Pass:
+    """Of some sequences, some of which decided a token in it."""
+    sequences = [
+        Sequence(Request(f"r{first + n}", (1,), GREEDY, seed=0), frozenset(), 20)
+        for n in range(chance.randint(1, 5))
+    ]
+    rows = [(chance.randint(0, 40), 1, chance.randint(0, 4)) for _ in sequences]
+    for sequence in sequences:
+        sequence.passes = chance.randint(0, 1)
+    weights = [chance.choice([0, 1, 5]) for _ in sequences]
+    return Pass(sequences, rows, weights, chance.randint(1, 50_000))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_tick_of_a_step_is_some_sequences_by_its_rows_and_drafts(seed: int) -> None:
+    chance, totals = random.Random(seed), [0] * 6
+    passes = [random_pass(chance, 100 * n) for n in range(chance.randint(1, 3))]
+    width = chance.choice([1, 16])
+
+    def padded(rows: int) -> int:
+        return -(-rows // width) * width
+
+    passing = sum(each.ticks for each in passes)
+    drafting = chance.choice([0, 12_345, 10**12])  # the last is more than there was
+    begun = now() - passing - 100_000
+    whole, shares = TimeBook(totals).share_step(begun, drafting, passes, 7, padded)
+    time = {sequence.request.request_id: Ticks(*sequence.time)
+            for each in passes for sequence in each.sequences}  # fmt: skip
+    assert sum(time.values(), start=NO_TICKS) == Ticks(*totals)
+    assert Ticks(*totals).total == whole >= passing + 100_000
+    assert totals[DRAFT] == min(drafting, whole - passing)
+    assert totals[OVERHEAD] == whole - passing - totals[DRAFT]
+    sizes = [sum(map(sum, each.rows)) for each in passes]
+    assert totals[PADDING] == sum(
+        each.ticks - each.ticks * size // padded(size)
+        for each, size in zip(passes, sizes, strict=True)
+    )
+    for each, size in zip(passes, sizes, strict=True):
+        drafts = sum(sequence.time[DRAFT] for sequence in each.sequences)
+        assert drafts == pytest.approx(totals[DRAFT] * size / sum(sizes), abs=1)
+        useful = each.ticks * size // padded(size)
+        for sequence, of_kinds, weight in zip(
+            each.sequences, each.rows, each.draft_weights, strict=True
+        ):
+            for kind, count in zip((PREFILL, VERIFY, REJECTED), of_kinds, strict=True):
+                assert sequence.time[kind] == pytest.approx(useful * count / size, abs=1)
+            share = weight / sum(each.draft_weights) if any(each.draft_weights) else None
+            if share is not None:
+                assert sequence.time[DRAFT] == pytest.approx(drafts * share, abs=1)
+            decided = bool(sequence.passes)
+            assert sequence.steps == [7] * decided
+            assert sequence.pass_ticks == [sum(sequence.time)] * decided
+    assert shares == [sum(sequence.time) for sequence in passes[-1].sequences]
+
+
+def test_a_step_that_decides_nothing_more_adds_no_pass() -> None:
+    one = random_pass(random.Random(1), 0)
+    for sequence in one.sequences:
+        sequence.passes = 1
+    book = TimeBook([0] * 6)
+    for number in (3, 4):
+        book.share_step(now() - 10**6, 0, [one], number, lambda rows: rows)
+    assert all(list(sequence.steps) == [3] for sequence in one.sequences)
+    assert all(len(sequence.pass_ticks) == 1 for sequence in one.sequences)
+    assert all(sequence.time[DRAFT] == 0 for sequence in one.sequences)
+
+
+def test_what_is_done_for_one_alone_is_charged_to_it() -> None:
+    totals = [0] * 6
+    book, sequence = TimeBook(totals), random_pass(random.Random(1), 0).sequences[0]
+    for kind in (PREFILL, OVERHEAD, OVERHEAD):
+        book.add(sequence, kind, 50)
+    assert Ticks(*sequence.time) == Ticks(*totals) == Ticks(prefill=50, overhead=100)
 
 
 @pytest.mark.parametrize("depth", [0, 4], ids=lambda depth: f"depth-{depth}")

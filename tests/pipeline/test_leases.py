@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 
 import pytest
-from contracts.shorthand import claim
+from contracts.shorthand import claim, ingest
 from ledger.builders import JOB, new_group, new_job, position
 
 from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.pipeline.observe.tracing.span_names import LEASE_LOST, STOPPED
 from specbatch.pipeline.observe.tracing.tracing import Attributes, Span
-from specbatch.pipeline.runtime.leases import Held, LeaseKeeper
+from specbatch.pipeline.runtime.leases import Held, LeaseKeeper, is_dead_here, owner_here
 from specbatch.schemas.errors import FencedError, StoreError
 from specbatch.schemas.records import Beat, Lease, Stage
 from support.databases import sqlite_store
@@ -256,3 +259,140 @@ def test_something_is_done_with_every_check_of_leases_in_use(store: SqlStore) ->
             assert done.wait(60)
     finally:
         lease_keeper.close()
+
+
+def test_a_process_holds_stages_of_what_it_has_claimed(
+    store: SqlStore, lease_keeper: LeaseKeeper
+) -> None:
+    lease = held_group(store)
+    assert [stage for stage in Stage if lease_keeper.holds(stage)] == []
+    with lease_keeper.hold(lease):
+        assert [stage for stage in Stage if lease_keeper.holds(stage)] == [Stage.VERIFY]
+    assert [stage for stage in Stage if lease_keeper.holds(stage)] == []
+
+
+def test_who_holds_a_group_hears_once_that_an_idle_worker_asks_for_half_of_it(
+    store: SqlStore, lease_keeper: LeaseKeeper
+) -> None:
+    asked: list[str] = []
+    ingest(store, groups=1)
+    with lease_keeper.hold(claim(store, 0).lease) as held:
+        held.when_asked_to_split(lambda: asked.append("before"))
+        lease_keeper.beat()
+        assert (asked, held.split_wanted) == ([], False)
+        assert store.ask_for_split("big", "idle") is not None
+        lease_keeper.beat()
+        lease_keeper.beat()
+        assert (asked, held.split_wanted) == (["before"], True)
+        held.when_asked_to_split(lambda: asked.append("after"))
+        assert asked == ["before", "after"], "who comes later hears it at once"
+        lease_keeper.beat()
+        assert asked == ["before", "after"]
+
+
+def test_a_lease_is_extended_three_times_in_its_life_and_no_more_often(store: SqlStore) -> None:
+    third, beats, begun = threading.Event(), [], time.monotonic()
+
+    def beside() -> None:
+        beats.append(time.monotonic())
+        if len(beats) == 3:
+            third.set()
+
+    lease_keeper = LeaseKeeper(store, lease_sec=0.6, check_sec=LONG)
+    try:
+        lease_keeper.at_heartbeats(beside)
+        assert third.wait(60)
+    finally:
+        lease_keeper.close()
+    assert beats[2] - begun >= 0.6 - 1e-3
+    assert beats[0] - begun >= 0.2 - 1e-3
+
+
+def test_a_far_deadline_makes_nobody_look_all_the_time(store: SqlStore) -> None:
+    looks, fifth = list[float](), threading.Event()
+
+    def beside() -> None:
+        looks.append(time.monotonic())
+        if len(looks) == 5:
+            fifth.set()
+
+    lease_keeper = LeaseKeeper(store, 3 * LONG, check_sec=0.05)
+    try:
+        lease_keeper.at_checks(beside)
+        with lease_keeper.hold(held_group(store)) as held:
+            lease_keeper.watch_deadline(held, time.time() + LONG)
+            assert fifth.wait(60)
+    finally:
+        lease_keeper.close()
+    assert looks[4] - looks[0] >= 4 * 0.05 - 1e-3
+
+
+@pytest.mark.parametrize(
+    ("deadline_in", "wait"),
+    [(None, 100.0), (10.0, 10.0), (-1.0, 0.05), (-LONG, 100.0), (2 * LONG, 100.0)],
+)
+def test_how_long_the_keeper_waits_by_the_deadlines_of_what_it_holds(
+    store: SqlStore, deadline_in: float | None, wait: float
+) -> None:
+    """The store's clock may be behind: it is asked again and again for some seconds."""
+    lease_keeper = LeaseKeeper(store, 3 * LONG, check_sec=100.0)
+    try:
+        with lease_keeper.hold(held_group(store)) as held:
+            held.deadline_at = None if deadline_in is None else time.time() + deadline_in
+            beat_at = time.monotonic() + LONG
+            assert lease_keeper._wait_sec(beat_at) == pytest.approx(wait, rel=0.2)
+            assert lease_keeper._wait_sec(time.monotonic() - 1.0) == 0.0, "a heartbeat is due"
+            held.cancelled.set()
+            assert lease_keeper._wait_sec(beat_at) == 100.0, "it has heard of it"
+    finally:
+        lease_keeper.close()
+
+
+def test_a_store_that_is_away_is_told_of_and_ends_no_work(
+    store: SqlStore,
+    lease_keeper: LeaseKeeper,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+
+    def away(*_: object) -> None:
+        raise StoreError("the database is away")
+
+    lease = held_group(store)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "heartbeat", away)
+        patch.setattr(store, "report_usage", away)
+        with lease_keeper.hold(lease) as held:
+            lease_keeper.beat()
+            lease_keeper.report_usage()
+            assert not held.lost.is_set()
+            held.check()
+    told = [message for message in caplog.messages if "the database is away" in message]
+    assert told[0].startswith("heartbeat failed, leases may expire")
+    assert any(message.startswith("could not report what attempts used") for message in told)
+
+
+# --- names of processes -------------------------------------------------------------------------
+def test_a_process_that_has_ended_is_known_by_its_name_and_no_other_is() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    machine, _, mine = owner_here().rpartition(":")
+    assert mine == str(os.getpid())
+    name = f"{machine}:{child.pid}"
+    assert not is_dead_here(name)
+    assert not is_dead_here(owner_here())
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert is_dead_here(name), "its parent has not waited for it, yet it has ended"
+    child.communicate()
+    assert is_dead_here(name)
+    for other in (f"elsewhere:{child.pid}", f"{machine}:verify", f"{machine}:", str(child.pid)):
+        assert not is_dead_here(other)
+
+
+def test_a_process_of_another_user_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_pid: int, _signal: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "kill", refused)
+    assert not is_dead_here(owner_here())

@@ -42,3 +42,18 @@ def test_the_last_token_is_worth_its_price_and_a_further_one_is_not() -> None:
 
 def test_a_block_too_short_for_its_trip_is_not_written() -> None:
     assert block_length(0.5, 1000.0, 512, price=0.45) == 0
+
+
+def test_what_costs_nothing_is_written_as_far_as_may_be() -> None:
+    assert block_length(0.5, 1000.0, 512, price=0.0) == 512
+    assert block_length(0.9, BLOCK_TESTS, 512) == block_length(0.9, BLOCK_TESTS, 512, 0.25) > 0
+
+
+def test_enough_tests_are_believed() -> None:
+    assert block_length(0.0, BLOCK_TESTS - 0.5, 512) == PILOT_TOKENS
+    assert block_length(0.0, BLOCK_TESTS, 512) == 0
+
+
+def test_no_block_is_shorter_than_the_shortest_and_that_one_is_written() -> None:
+    lengths = {block_length(0.8, 1000.0, 512, price=p / 1000) for p in range(500, 1000)}
+    assert min(lengths - {0}) == SHORTEST_BLOCK

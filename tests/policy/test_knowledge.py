@@ -99,3 +99,11 @@ def test_something_else_is_refused(name: str) -> None:
     place[last] = value
     with pytest.raises((KeyError, TypeError, ValueError)):
         Knowledge.restored(state)
+
+
+@pytest.mark.parametrize(("agreed", "tested"), [(0.0, 0.4), (0.4, 0.4), (0.0, 0.0)])
+def test_what_hardly_anything_is_known_of_is_kept_too(agreed: float, tested: float) -> None:
+    state = _taught()
+    state["acceptance"]["block"] = {"agreed": agreed, "tested": tested}
+    known = Knowledge.restored(state).acceptance_of("block")
+    assert (known.agreed, known.tested) == (agreed, tested)

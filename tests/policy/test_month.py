@@ -49,3 +49,11 @@ def test_a_session_over_the_month_s_end_counts_by_its_parts() -> None:
     assert month_spend(long, NOW).to_date_usd == 3.0
     december = month_spend(long, at("2025-12-31T23:00"))
     assert (december.month, december.to_date_usd) == ("2025-12", 1.0)
+
+
+def test_in_december_the_rest_of_the_year_is_to_come() -> None:
+    now = at("2026-12-11T00:00")
+    days = [now - (n + 1) * DAY_SEC for n in range(40)]
+    found = month_spend([LeasedTime(begin, begin + 3600, 2.0) for begin in days], now)
+    assert (found.month, found.to_date_usd) == ("2026-12", 20.0)
+    assert found.forecast_usd == pytest.approx(20.0 + 21 * 2.0)

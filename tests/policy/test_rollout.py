@@ -8,10 +8,15 @@ from collections import Counter
 import pytest
 
 from specbatch.pipeline.policy.rollout import (
+    CANARY_GROUPS,
+    ERROR,
     MOST_GROUPS,
     MOST_SHADOW_GROUPS,
     SHADOW_GROUPS,
+    STAKES,
     RolloutState,
+    accepted_in_shadow,
+    accepted_share,
     is_drawn,
     state_of,
     tokens_per_cost,
@@ -126,3 +131,79 @@ def test_chance_draws_the_share_of_groups_and_the_same_ones_again() -> None:
     assert sum(a and b for a, b in zip(drawn, other, strict=True)) < 350
     assert not any(is_drawn(7, "job", i, 0.0) for i in range(100))
     assert all(is_drawn(7, "job", i, 1.0) for i in range(100))
+
+
+# --- bets ---------------------------------------------------------------------------------------
+@pytest.mark.parametrize("share", [0.01, 0.25, 0.5, 0.75])
+@pytest.mark.parametrize("is_candidate", [True, False])
+def test_a_bet_is_fair_whatever_the_share_and_wins_by_the_rank(
+    share: float, is_candidate: bool
+) -> None:
+    """Of a candidate that is just as good, the bet is worth nothing on average."""
+    state = RolloutState((share, 1.0))
+    for tokens in (100, 100, 200, 300):
+        state.add(Observed(share, not is_candidate, tokens, 1.0))
+    better, worse = state._better._of_stakes[:], state._worse._of_stakes[:]
+    state.add(Observed(share, is_candidate, 200, 1.0))
+    standing = (2 - 1) / 4  # it earned more than two of the four, and less than one
+    drawn = 1.0 - share if is_candidate else -share
+    won = standing * drawn / max(share, 1.0 - share)
+    assert state.better == pytest.approx(
+        sum(a * (1.0 + stake * won) for a, stake in zip(better, STAKES, strict=True))
+    )
+    assert state.worse == pytest.approx(
+        sum(a * (1.0 - stake * won) for a, stake in zip(worse, STAKES, strict=True))
+    )
+
+
+def test_the_first_group_stands_nowhere() -> None:
+    state = state_of((0.5, 1.0), [Observed(0.5, True, 100, 1.0)])
+    assert (state.better, state.worse) == (pytest.approx(1.0), pytest.approx(1.0))
+
+
+@pytest.mark.parametrize("effect", [1.6, 0.6])
+def test_a_verdict_falls_as_soon_as_a_gambler_has_enough(effect: float) -> None:
+    end, groups = simulated(1, effect, (0.5, 1.0))
+    before = state_of((0.5, 1.0), groups[:-1])
+    after = state_of((0.5, 1.0), groups)
+    assert max(before.better, before.worse) < 1.0 / ERROR <= max(after.better, after.worse)
+    assert after.outcome is end is (Outcome.BETTER if effect > 1.0 else Outcome.WORSE)
+    assert after.share == (1.0 if effect > 1.0 else 0.5)
+
+
+def test_a_share_grows_by_groups_that_the_candidate_drafted_for_and_each_counts_anew() -> None:
+    """All of them alike, so that nobody wins a bet."""
+    state = RolloutState((0.1, 0.2, 0.4, 1.0))
+    for share, following in ((0.1, 0.2), (0.2, 0.4)):
+        for _ in range(10):
+            state.add(Observed(share, False, 100, 1.0, shadow_drafts=5))
+            state.add(Observed(share / 2, True, 100, 1.0))  # it began at an earlier share
+        for _ in range(CANARY_GROUPS):
+            assert state.share == share
+            state.add(Observed(share, True, 100, 1.0))
+        assert state.share == following
+    for _ in range(CANARY_GROUPS):
+        state.add(Observed(0.4, True, 100, 1.0))
+    assert (state.share, state.outcome) == (0.4, None), "all groups take a verdict"
+
+
+def test_a_rollout_without_a_verdict_ends_at_its_last_group() -> None:
+    state = state_of(CANARY, [Observed(0.01, False, 100, 1.0)] * (MOST_GROUPS - 1))
+    assert state.outcome is None
+    state.add(Observed(0.01, False, 100, 1.0))
+    assert state.outcome is Outcome.UNDECIDED
+
+
+def test_figures_are_of_the_groups_in_which_chance_chose() -> None:
+    groups = [
+        Observed(0.0, False, 1000, 1.0, 900, 10, 30, 20),
+        Observed(0.5, True, 100, 2.0, 60, 5, 4, 3),
+        Observed(0.5, True, 300, 2.0, 80),
+        Observed(0.5, False, 100, 1.0, 30),
+    ]
+    assert tokens_per_cost(groups, of_candidate=True).value == pytest.approx(400 / 4.0)
+    assert tokens_per_cost(groups, of_candidate=False).value == pytest.approx(100.0)
+    assert accepted_share(groups, of_candidate=True).value == pytest.approx(140 / 400)
+    assert accepted_share(groups, of_candidate=False).value == pytest.approx(30 / 100)
+    assert accepted_in_shadow(groups, of_candidate=True).value == pytest.approx(34 / 15)
+    assert accepted_in_shadow(groups, of_candidate=False).value == pytest.approx(23 / 15)

@@ -10,7 +10,15 @@ import pytest
 
 from specbatch.pipeline.policy.acceptance import Tracks
 from specbatch.pipeline.policy.depth import Candidate, Controller
-from specbatch.pipeline.policy.routing import Price, optimistic_rate, speedup, speedup_behind, teams
+from specbatch.pipeline.policy.routing import (
+    Price,
+    fade,
+    optimistic_rate,
+    speedup,
+    speedup_behind,
+    teams,
+)
+from specbatch.pipeline.policy.tuning import ROUTE_FADE_STEPS, ROUTE_OPTIMISM
 
 STEP, ROW = 1e-2, 2e-4  # seconds of the verifier
 RATES = (0.2, 0.5, 0.8, 0.95)
@@ -113,3 +121,43 @@ def test_every_set_of_a_few_models_is_weighed_and_of_many_only_each_and_all() ->
     assert teams(["a", "b"]) == [("a",), ("b",), ("a", "b")]
     assert len(teams(list("abcd"))) == 15
     assert len(teams(list("abcdef"))) == 7
+
+
+@pytest.mark.parametrize(("right", "tested"), [(0, 50), (20, 50), (49, 50), (50, 50), (400, 500)])
+def test_a_model_may_have_so_many_deviations_more_than_its_rate(right: int, tested: int) -> None:
+    tracks = Tracks({})
+    tracks.prime("job", "a", "de", float(right), float(tested))
+    track = tracks.track("a", "job", "de")
+    rate = track.rate
+    for idle, left in ((0, 1.0), (ROUTE_FADE_STEPS, 0.5), (2 * ROUTE_FADE_STEPS, 0.25)):
+        deviation = (max(rate * (1.0 - rate), 0.02) / (track.sure * left + 1.0)) ** 0.5
+        hoped = min(rate + ROUTE_OPTIMISM * deviation, 0.99)
+        assert optimistic_rate(track, idle) == pytest.approx(hoped)
+    assert optimistic_rate(track) == optimistic_rate(track, 0)
+
+
+def test_what_is_known_of_an_unused_route_fades_by_half_and_of_others_stays() -> None:
+    tracks = Tracks({})
+    tracks.prime("job", "a", "de", 80.0, 100.0)
+    track = tracks.track("a", "job", "de")
+    fade(track, ROUTE_FADE_STEPS)
+    assert [(level.agreed, level.tested) for level in track.levels[1:]] == [
+        (80.0, 100.0), (40.0, 50.0),
+    ]  # fmt: skip
+    fade(track, 0)
+    assert track.levels[-1].tested == 50.0
+
+
+def test_a_model_that_reads_first_drafts_for_the_rest_of_the_way() -> None:
+    price = Price(call=0.0, token=0.1, row=0.001)
+    reading = 100 * 0.001 * 8  # steps of depth 0
+    assert speedup_behind(2.0, 100, price, 8, 50) == pytest.approx(50 / (50 / 2.0 + reading))
+    assert speedup_behind(2.0, 100, price, 8, 0) == speedup_behind(2.0, 100, price, 8, 1)
+
+
+def test_all_tracks_of_a_proposer_are_those_of_its_grades_jobs_and_tags() -> None:
+    tracks = Tracks({})
+    mine = [tracks.track(label, job, tag) for label in ("a", "a:1") for job in ("x", "y")
+            for tag in (None, "de")]  # fmt: skip
+    tracks.track("b", "x", None)
+    assert set(map(id, tracks.of_proposer("a"))) == set(map(id, mine))

@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 from policy.sham import Noise, covered, lognormal, sham_job, slow, spells, wandering
 
-from specbatch.pipeline.policy.costs.controls import NOTHING_MEASURED, Arm, Controls, Measured, Part
+from specbatch.pipeline.policy.costs.controls import (
+    MOST_JOBS,
+    NOTHING_MEASURED,
+    Arm,
+    Controls,
+    Measured,
+    Part,
+)
 from specbatch.pipeline.policy.costs.savings import (
     at_depth_0,
     drafted,
@@ -264,3 +271,64 @@ def test_without_a_report_of_drafts_nothing_was_drafted() -> None:
     assert not drafted({"proposed": 0, "ahead_taken": 0.0})
     assert drafted({}, proposed=1)
     assert drafted({"ahead_taken": 0.1})
+
+
+# --- sums of steps ------------------------------------------------------------------------------
+def test_of_nothing_measured_nothing_is_added() -> None:
+    of = measured((Arm.CONTROL, 1.0, 10), (Arm.DRAFTS, 2.0, 30), (Arm.PLAIN, 1.0, 10))
+    assert Measured() + of == of + NOTHING_MEASURED == of
+    assert (Measured().taken, Measured().tokens) == (0.0, 0.0)
+
+
+def test_steps_that_settle_are_the_drafts_and_steps_asked_for_are_nobodys() -> None:
+    settling = measured((Arm.SETTLING, 2.0, 10), (Arm.DRAFTS, 3.0, 40), price=0.5)
+    assert settling == measured((Arm.DRAFTS, 2.0, 10), (Arm.DRAFTS, 3.0, 40), price=0.5)
+    assert settling.drafting_steps == 2
+    assert settling.drafting_price == pytest.approx(0.5 * 5)
+    assert settling.drafting_price_squares == pytest.approx(0.5**2 + 2.0**2)
+
+
+def test_a_control_counts_without_what_was_drafted_in_shadow_beside_it() -> None:
+    controls = Controls()
+    controls.step(Arm.CONTROL, 9.0, 1.0, 0.25, {"job": Part(4.0, 10, 10)})
+    of = controls.take("job")
+    assert (of.control_taken, of.plain_taken, of.plain_baseline) == (27.0, 4.0, 3.0)
+    assert controls.level == 3.0
+
+
+def test_the_level_is_that_of_late_controls() -> None:
+    """A thousand count, whatever there was before them."""
+    controls = Controls()
+    for seconds, steps in ((50.0, 20_000), (2.0, 400), (4.0, 400)):
+        for _ in range(steps):
+            controls.step(Arm.CONTROL, 9.0, 1.0, 0.0, {"job": Part(seconds, 10, 10)})
+        if seconds == 50.0:
+            assert controls.level == pytest.approx(50.0)
+    assert 3.0 < controls.level < 45.0, "old ones still count"
+    for _ in range(4000):
+        controls.step(Arm.CONTROL, 9.0, 1.0, 0.0, {"job": Part(3.0, 10, 10)})
+    assert controls.level == pytest.approx(3.0, rel=0.2), "and count less and less"
+
+
+def test_of_many_jobs_those_met_first_make_room() -> None:
+    controls = Controls()
+    for number in range(MOST_JOBS + 1):
+        controls.step(Arm.PLAIN, 0.0, 1.0, 0.0, {f"job-{number}": Part(1.0, 1, 1)})
+    assert controls.take("job-0") == NOTHING_MEASURED
+    assert controls.take("job-1").plain_taken == 1.0
+    assert controls.take(f"job-{MOST_JOBS}").plain_taken == 1.0
+
+
+def test_the_interval_lies_around_what_was_saved() -> None:
+    steps = ((Arm.CONTROL, 1.0, 10), (Arm.CONTROL, 1.2, 10), (Arm.DRAFTS, 1.0, 30))
+    found = saved(measured(*steps))
+    assert found.low_usd is not None
+    assert found.high_usd is not None
+    assert found.low_usd < found.usd < found.high_usd
+    assert found.usd - found.low_usd == pytest.approx(found.high_usd - found.usd)
+
+
+def test_jobs_without_any_cost_save_nothing_and_keep_their_ratio() -> None:
+    free = Savings(0.0, 0.0, 0.0, 0.0, 1.3, 4)
+    found = pooled([(free, (0.0, 1.0)), (free, (2.0, 3.0))])
+    assert found == Savings(0.0, 0.0, 0.0, 0.0, 1.3, 8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +18,20 @@ from specbatch.benchmarks.slow_falls import (
     nights,
     nights_to_flag,
 )
-from specbatch.pipeline.policy.slow_fall import BLOCK_DAYS, BLOCKS, by_series, slow_fall
+from specbatch.pipeline.policy.slow_fall import (
+    ALLOWANCE,
+    BLOCK_DAYS,
+    BLOCKS,
+    CEILING,
+    DESIGN,
+    LEAST_DEVIATION,
+    LEAST_NIGHTS,
+    MOST_DEVIATIONS,
+    MOST_SILENT,
+    THRESHOLD,
+    by_series,
+    slow_fall,
+)
 from specbatch.schemas.speculation import AcceptanceDay
 
 NOISY = Job(tested=(200_000, 200_000), day_share=0.03, weekend=0.1)  # falsely flagged most often
@@ -126,3 +140,74 @@ def test_a_worse_model_under_the_same_name_is_a_fall_like_any_other() -> None:
     found = slow_fall(days)
     assert found is not None
     assert found.falls
+
+
+# --- figures ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("below", [0.03, 0.05, 0.08, 0.3])
+def test_each_night_adds_its_deviations_below_the_reference_less_an_allowance(below: float) -> None:
+    before = BLOCKS * BLOCK_DAYS
+    chance = DESIGN * 0.3 / (0.7 * 10_000)
+    step = min(below / (LEAST_DEVIATION**2 + chance) ** 0.5, MOST_DEVIATIONS) - ALLOWANCE
+    for fallen in range(1, 8):
+        found = slow_fall(plain(*[0.7] * before, *[0.7 * (1.0 - below)] * fallen))
+        assert found is not None
+        assert found.reference == pytest.approx(0.7)
+        assert found.score == pytest.approx(min(max(fallen * step, 0.0), CEILING))
+        assert found.falls is (found.score > THRESHOLD)
+
+
+def test_the_reference_is_the_best_block_without_its_tenth_at_either_end() -> None:
+    generator = random.Random(4)
+    blocks = [[generator.uniform(0.6, 0.7) for _ in range(BLOCK_DAYS)] for _ in range(BLOCKS)]
+    blocks[1] = [rate + 0.1 for rate in blocks[1]]
+    blocks[1][3], blocks[1][7], blocks[1][9] = 0.0, 1.0, 0.99
+    found = slow_fall(plain(*(rate for block in blocks for rate in block), *[0.65] * BLOCK_DAYS))
+    assert found is not None
+    assert found.reference == pytest.approx(statistics.fmean(sorted(blocks[1])[2:-2]))
+    assert (found.first_day, found.last_day) == (BLOCK_DAYS, 2 * BLOCK_DAYS - 1)
+
+
+@pytest.mark.parametrize("deviation", [0.05, 0.1])
+def test_how_far_nights_differ_is_found_in_them(deviation: float) -> None:
+    found = []
+    for seed in range(20):
+        generator = random.Random(seed)
+        rates = [0.5 * generator.gauss(1.0, deviation) for _ in range(5 * BLOCK_DAYS)]
+        fall = slow_fall(plain(*rates, tested=1e6))
+        assert fall is not None
+        found.append(fall.deviation)
+    assert statistics.fmean(found) == pytest.approx(deviation, rel=0.15)
+
+
+def test_what_is_usual_on_a_weekday_is_no_fall() -> None:
+    rates = [0.7 * (0.7 if day % 7 in (5, 6) else 1.0) for day in range(5 * BLOCK_DAYS)]
+    found = slow_fall(plain(*rates))
+    assert found is not None
+    assert found.score < THRESHOLD / 2
+
+
+@pytest.mark.parametrize("silent", [MOST_SILENT, MOST_SILENT + 1])
+def test_after_a_week_of_too_few_tokens_nothing_is_known_of_today(silent: int) -> None:
+    days = plain(*[0.8] * 60)
+    quiet = [replace(day, day=day.day + 60) for day in plain(*[0.8] * silent, tested=100.0)]
+    assert (slow_fall([*days, *quiet]) is None) is (silent > MOST_SILENT)
+
+
+def test_a_block_of_too_few_nights_is_no_reference() -> None:
+    for nights_before in (LEAST_NIGHTS - 1, LEAST_NIGHTS):
+        days = plain(*[0.7] * (nights_before + BLOCK_DAYS))
+        assert (slow_fall(days) is None) is (nights_before < LEAST_NIGHTS)
+
+
+def test_two_models_on_one_day_count_together_under_the_busier_ones_name() -> None:
+    day = AcceptanceDay("block", "news", 7, 30.0, 100.0, "old")
+    other = replace(day, agreed=500.0, tested=600.0, fingerprint="new")
+    apart = [replace(day, tag=None), replace(day, proposer="ngram"), replace(day, day=6)]
+    series = by_series([day, *apart, other])
+    assert [one.day for one in series["block", "news"]] == [6, 7]
+    assert set(series) == {("block", "news"), ("block", None), ("ngram", "news")}
+    both = series["block", "news"][1]
+    assert (both.agreed, both.tested, both.fingerprint) == (530.0, 700.0, "new")
+    for one, two, whole in ((True, True, True), (True, False, False), (False, True, False)):
+        [of] = by_series([replace(day, superseded=one), replace(other, superseded=two)]).values()
+        assert of[0].superseded is whole

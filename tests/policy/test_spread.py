@@ -7,7 +7,15 @@ import random
 import pytest
 
 from specbatch.pipeline.policy.acceptance import Own, Record, Spread
-from specbatch.pipeline.policy.tuning import LEAST_SEQUENCE_WEIGHT, RECORD_TESTS, SEQUENCE_WEIGHT
+from specbatch.pipeline.policy.tuning import (
+    ESTIMATE_EVERY_PAIRS,
+    LEAST_RECORD_PAIRS,
+    LEAST_RECORD_TESTS,
+    LEAST_SEQUENCE_WEIGHT,
+    MOST_SEQUENCE_WEIGHT,
+    RECORD_TESTS,
+    SEQUENCE_WEIGHT,
+)
 
 
 def record(rate: float, expected: float, generator: random.Random) -> Record:
@@ -99,3 +107,62 @@ def test_a_record_is_closed_when_it_is_long_enough() -> None:
     own.close(0.5, Spread())
     assert (own.agreed, own.tested) == (0, 0)
     assert own.last == Record.of(RECORD_TESTS, RECORD_TESTS, 0.5)
+
+
+def pairs_of_slope(slope: float, count: int, scale: float = 1.0) -> list[tuple[Record, Record]]:
+    """Every four of them have this slope exactly, around means of their own."""
+    both, apart = scale * (1.0 + slope) ** 0.5, scale * (1.0 - slope) ** 0.5
+    tested = (LEAST_RECORD_TESTS, 3 * LEAST_RECORD_TESTS)
+    found = []
+    for i in range(count):
+        u, v = both * (-1) ** i, apart * (-1) ** (i // 2)
+        found.append((Record(5.0 + u + v, tested[0]), Record(u - v - 2.0, tested[1])))
+    return found
+
+
+@pytest.mark.parametrize("slope", [0.1, 0.25, 0.5, 0.8])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 100.0])
+def test_a_record_is_believed_as_far_as_the_next_one_follows_it(slope: float, scale: float) -> None:
+    spread = Spread()
+    for one, two in pairs_of_slope(slope, LEAST_RECORD_PAIRS, scale):
+        assert spread.weight == SEQUENCE_WEIGHT, "so few say nothing"
+        spread.add(one, two)
+    tested = 2 * LEAST_RECORD_TESTS  # of a record, on average
+    assert tested / (tested + spread.weight) == pytest.approx(slope)
+
+
+@pytest.mark.parametrize("slope", [0.0, -0.5, 1e-3])
+def test_records_that_do_not_follow_each_other_are_believed_least(slope: float) -> None:
+    spread = Spread()
+    for one, two in pairs_of_slope(slope, LEAST_RECORD_PAIRS):
+        spread.add(one, two)
+    assert spread.weight == MOST_SEQUENCE_WEIGHT
+
+
+def test_an_estimate_waits_for_some_new_pairs() -> None:
+    spread = Spread()
+    for one, two in pairs_of_slope(0.5, LEAST_RECORD_PAIRS):
+        spread.add(one, two)
+    before, weights = spread.weight, []
+    for one, two in pairs_of_slope(0.0, ESTIMATE_EVERY_PAIRS):
+        spread.add(one, two)
+        weights.append(spread.weight)
+    assert weights[:-1] == [before] * (ESTIMATE_EVERY_PAIRS - 1)
+    assert weights[-1] > before
+
+
+def test_a_record_is_closed_after_as_many_tests_refused_ones_among_them() -> None:
+    own = Own()
+    assert [own.observe(8, 3) for _ in range(RECORD_TESTS // 4)][-2:] == [False, True]
+    assert (own.agreed, own.tested) == (RECORD_TESTS * 3 // 4, RECORD_TESTS)
+
+
+def test_sequences_teach_how_far_they_differ_as_their_records_close() -> None:
+    spread = Spread()
+    for sequence in range(40):
+        own = Own()
+        for _ in range(3):
+            for _ in range(RECORD_TESTS):
+                own.observe(1, sequence % 2)
+            own.close(0.5, spread)
+    assert spread.weight == LEAST_SEQUENCE_WEIGHT, "each is as it was"

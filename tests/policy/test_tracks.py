@@ -6,8 +6,14 @@ import random
 
 import pytest
 
-from specbatch.pipeline.policy.acceptance import Acceptance, Tracks, label_of, proposer_of
-from specbatch.pipeline.policy.tuning import FRESH_RATE, LEVEL_WEIGHT
+from specbatch.pipeline.policy.acceptance import (
+    Acceptance,
+    Tracks,
+    label_of,
+    new_level,
+    proposer_of,
+)
+from specbatch.pipeline.policy.tuning import FRESH_RATE, FRESH_TESTS, LEVEL_WEIGHT, OPTIMISM_TESTS
 
 
 def blocks(tracks: Tracks, label: str, job: str, tag: str | None, rate: float, count: int) -> None:
@@ -283,3 +289,86 @@ def test_a_forgotten_job_leaves_only_what_is_known_in_general() -> None:
     assert kept.judged > 100
     assert tracks.counts("a") == []
     assert tracks.counts("b") == [("block", "x", 0, 300)]
+
+
+# --- what the newest tests say, and how much is known -------------------------------------------
+def test_the_newest_tests_of_a_tag_count_once_whatever_labels_they_had() -> None:
+    tracks, whole = Tracks({}), new_level()
+    for agreed in (1, 0, 2):
+        for label in ("block", "block:1"):
+            for _ in range(4):
+                tracks.track(label, "a", "x").observe(3, agreed)
+                tracks.track(label, "b", "x").observe(1, 1)
+        tracks.fold()
+        whole.observe_many(8 * agreed, 8 * (agreed + 1))
+    rate = pytest.approx(whole.agreed / whole.tested)
+    assert tracks.lately("block", "a") == {"x": (rate, pytest.approx(whole.tested))}
+    tracks.forget("a")
+    assert tracks.lately("block", "a") == {}
+    assert set(tracks.lately("block", "b")) == {"x"}
+
+
+@pytest.mark.parametrize("tested", [16, 40, 100])
+@pytest.mark.parametrize("agreed_before", [100, 500, 800, 995])
+def test_three_deviations_below_what_was_expected_are_a_surprise(
+    tested: int, agreed_before: int
+) -> None:
+    for agreed in range(tested + 1):
+        tracks = Tracks({})
+        tracks.prime("a", "block", None, agreed_before, 1000.0)
+        track = tracks.track("block", "a", None)
+        for i in range(tested):
+            track.observe(1, int(i < agreed))
+        expected, variance = tested * track.rate, tested * track.rate * (1.0 - track.rate)
+        # A count is rounded: half a test more is no surprise, however sure the rate is.
+        assert tracks.surprised() is (expected - agreed > 3.0 * (variance + 0.5**2) ** 0.5)
+
+
+def test_one_refusal_where_all_was_accepted_is_no_surprise() -> None:
+    tracks = Tracks({"block": Acceptance(agreed=1e6, tested=1e6)})
+    tracks.prime("a", "block", None, 1e6, 1e6)
+    track = tracks.track("block", "a", None)
+    track.observe(15, 15)
+    track.observe(1, 0)
+    assert not tracks.surprised()
+    track.observe(1, 0)
+    assert tracks.surprised()
+
+
+def test_how_sure_a_rate_is_counts_its_own_tests_and_what_a_prior_counts_for() -> None:
+    tracks = Tracks({"known": Acceptance(agreed=900.0, tested=1000.0)})
+    assert tracks.track("known", "a", None).sure == LEVEL_WEIGHT, "as much as its prior"
+    assert tracks.track("new", "a", None).sure == 4.0, "a guess alone"
+    tracks.prime("a", "known", None, 3.0, 5.0)
+    assert tracks.track("known", "a", None).sure == LEVEL_WEIGHT + 5.0
+    assert tracks.track("known", "a", "x").sure == LEVEL_WEIGHT
+    track = tracks.track("known", "a", None)
+    track.observe(4, 2)
+    assert track.sure == LEVEL_WEIGHT + 5.0 + 3.0, "what waits is known too"
+
+
+def test_what_waits_lowers_doubt() -> None:
+    track = Tracks({}).track("block", "a", None)
+    doubts = [track.doubt]
+    for _ in range(OPTIMISM_TESTS):
+        track.observe(1, 0)
+        doubts.append(track.doubt)
+    assert doubts == sorted(doubts, reverse=True)
+    assert len(set(doubts)) == OPTIMISM_TESTS + 1
+    assert doubts[3] == pytest.approx(0.25), "by the root of the tests"
+    assert doubts[-1] == 0.0 < doubts[-2]
+
+
+def test_a_job_judges_for_itself_once_it_has_some_tests() -> None:
+    tracks = Tracks({"block": Acceptance(agreed=0.0, tested=1000.0)})
+    track = tracks.track("block", "a", None)
+    for _ in range(FRESH_TESTS):
+        assert track.rate > 0.2, "other jobs do not speak against it yet"
+        blocks(tracks, "block", "a", None, 0.0, 1)
+    assert track.rate < 0.01
+
+
+def test_a_single_test_of_an_earlier_night_counts_as_one() -> None:
+    tracks = Tracks({})
+    tracks.prime("a", "block", None, 1.0, 1.0)
+    assert tracks.track("block", "a", None).rate == pytest.approx((1 + 0.6 * 12) / 13)
