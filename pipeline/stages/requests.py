@@ -48,7 +48,6 @@ def requests_of(
     """
     params = spec.sampling.params(dict(row.overrides))
     cap = cap_of(spec, row, tenant_cap)
-    depth = _depth_of(spec, cap)
     sources = spec.speculation.sources
     pinned = None if spec.speculation.verification is Verification.COUPLED else DRAFT_MODEL
     watch = partial(TextStop, decode, params.stop, params.min_tokens) if params.stop else None
@@ -63,7 +62,7 @@ def requests_of(
                 params=params,
                 seed=sample_seed(row.seed, sample),
                 draft_ids=block.token_ids if block else (),
-                depth=depth,
+                depth=_depth_of(spec, cap),
                 verification=spec.speculation.verification,
                 watch_text=watch,
                 route=Cohort(job_id, kept.tag(row.tag)),
