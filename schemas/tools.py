@@ -202,7 +202,8 @@ def _allowed(given: dict[str, Any]) -> dict[str, Any]:
     inner = given.get("allowed_tools")
     inner = inner if isinstance(inner, dict) else {}
     tools, mode = inner.get("tools"), inner.get("mode")
-    named = [_named(tool) if isinstance(tool, dict) else None for tool in tools or ()]
+    tools = tools if isinstance(tools, list) else ()
+    named = [_named(tool) if isinstance(tool, dict) else None for tool in tools]
     if mode not in ("auto", "required") or not named or None in named:
         raise ValueError(
             "of type allowed_tools needs a mode, auto or required, and a list of tools with names"

@@ -106,6 +106,10 @@ class Restart:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """No handler that only notes a signal may be left when it can no longer be looked at."""
+        if self._wanted:
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+                signal.signal(number, signal.SIG_DFL)
         worker_shutting_down.disconnect(self._note)
 
     def _note(self, sig: object = None, **_: object) -> None:
@@ -114,13 +118,8 @@ class Restart:
 
     @property
     def is_due(self) -> bool:
-        """Once the worker has ended. From then on signals end the process: no handler that only
-        notes one may be left when it can no longer be looked at."""
-        if not self._wanted:
-            return False
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
-            signal.signal(number, signal.SIG_DFL)
-        return not self._signalled
+        """Once the worker has ended. From then on signals end the process."""
+        return self._wanted and not self._signalled
 
 
 def start_anew() -> NoReturn:

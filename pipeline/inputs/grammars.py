@@ -37,6 +37,7 @@ _SAID = {  # instead of messages that say little, or very much
     "lexer error: too many expressions": "what it forces has no end, or is too long",
     "Resource '": "its $ref leads out of the schema, and nothing is fetched",
     "recursion limit exceeded": "it is nested too deeply",
+    "panic: ": "it is too large",
 }
 _JSON: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 # What llguidance allows of a format and parsers refuse: the year 0, 29 February of every year, a
@@ -142,15 +143,14 @@ class Grammars:
         tags = [tag for tag in TAGS if tag in self._shown]
         beside = [token for text, token in self._shown.items() if text not in TAGS]
         try:
-            for schema in form.functions.values():
-                _check_size(schema)
+            _check_size({"anyOf": list(form.functions.values())})
             return self._made(LLMatcher.grammar_from_lark(_of_calls(form, tags, beside)))
         except GrammarError:
             for name, schema in form.functions.items():
                 try:
                     self._of_json(schema)
                 except GrammarError as error:
-                    raise GrammarError(f"of {name} have parameters {error}") from None
+                    raise GrammarError(f"of {name!r} have parameters {error}") from None
             raise
 
     def _made(self, grammar: str) -> LLMatcher:
@@ -334,7 +334,10 @@ def _of_calls(form: CallForm, tags: Collection[str], beside: Sequence[int]) -> s
     else:
         rules += [*_CALLS_ALONE, f"tag: {tag}"]
     for number, (name, schema) in enumerate(form.functions.items()):
-        guidance = {"x-guidance": _JSON | (schema.get("x-guidance") or {})}
+        own = schema.get("x-guidance") or {}
+        if not isinstance(own, dict):
+            raise GrammarError("x-guidance is no object")
+        guidance = {"x-guidance": _JSON | own}
         arguments = orjson.dumps(_strict(schema) | guidance).decode()
         rules.append(rf'f{number}: "\"{name}\", \"arguments\": " %json {arguments}')
     return "\n".join(rules)
@@ -363,7 +366,11 @@ def _strict(schema: Any) -> Any:
     form = schema.get("format")
     if isinstance(form, str) and form in _STRICT:
         also = {"pattern": _STRICT[form]}
-        strict |= {"allOf": [*strict.get("allOf", ()), also]} if "pattern" in strict else also
+        others = strict.get("allOf", [])
+        if "pattern" not in strict:
+            strict |= also
+        elif isinstance(others, list):
+            strict["allOf"] = [*others, also]
     return strict
 
 

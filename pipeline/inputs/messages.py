@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import orjson
@@ -48,8 +49,9 @@ def _call(call: Any, number: int) -> dict[str, Any]:
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
-            arguments = orjson.loads(arguments) if arguments.strip() else {}
-        except orjson.JSONDecodeError:
+            # Not by orjson, which rounds integers of more than 64 bits.
+            arguments = json.loads(arguments) if arguments.strip() else {}
+        except ValueError:
             raise RowError(
                 "bad_messages", f"the arguments of a tool call of message {number} are not JSON"
             ) from None

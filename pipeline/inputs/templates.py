@@ -217,7 +217,7 @@ def _chat(render: Any, setup: dict[str, Any], chat: dict[str, Any]) -> str:
     text = text_of(messages, tools)
     if tools and is_same(messages, None):  # it would be asked to call what it cannot know
         raise RowError("no_tool_template", _SHOWS_NOT.format(what="tools"))
-    calling = any(map(_only_calls, messages))
+    calling = any(message.get("tool_calls") for message in messages)
     if calling and is_same([_without_calls(message) for message in messages], tools):
         raise RowError("no_tool_template", _SHOWS_NOT.format(what="the tool calls of messages"))
     return text
@@ -229,13 +229,7 @@ _SHOWS_NOT = (
 )
 
 
-def _only_calls(message: dict[str, Any]) -> bool:
-    return bool(message.get("tool_calls")) and message.get("content") is None
-
-
 def _without_calls(message: dict[str, Any]) -> dict[str, Any]:
-    if not _only_calls(message):
-        return message
     return {key: value for key, value in message.items() if key != "tool_calls"}
 
 

@@ -88,21 +88,29 @@ def find(store: Store, wanted: str) -> ModelVersion:
 
 
 def live_of(store: Store, ref: str) -> frozenset[tuple[str, int, str]]:
-    """Of `models:NAME` the deployments and rollouts that have not ended: what it is, its number, a
-    fingerprint. What `loaded_refs` returns can change only when this does. No file is read."""
+    """Of `models:NAME` the deployments, rollouts and pins that have not ended: what it is, its
+    number, a fingerprint. What `loaded_refs` returns can change only when this does. It reads no
+    file."""
     name = ref.removeprefix(PREFIX)
     if name == ref:
         return frozenset()
     versions = {m.fingerprint for m in store.models() if m.name == name}
     live = [("deployed", one.number, one.fingerprint) for one in store.deployments()]
     tried = [("tried", one.number, one.fingerprint) for one in store.rollouts()]
-    return frozenset(one for one in (*live, *tried) if one[2] in versions)
+    pinned = [("pinned", 0, fingerprint) for fingerprint in _pinned(store)]
+    return frozenset(one for one in (*live, *tried, *pinned) if one[2] in versions)
+
+
+def _pinned(store: Store) -> set[str]:
+    """Fingerprints of the draft models that outputs of jobs on their way depend on."""
+    jobs = store.backlog().pinned
+    return {job.proposer_fingerprint for job in jobs if job.proposer_fingerprint is not None}
 
 
 def loaded_refs(store: Store, ref: str, verifier: str | None = None) -> list[str]:
     """What a worker loads for `models:NAME`: all versions of NAME that draft for anybody, that of
-    the widest scope first, and those that rollouts try, if they fit the verifier; for
-    `models:NAME:VERSION` that one. Another `ref` is itself.
+    the widest scope first, and those that rollouts try or jobs have pinned, if they fit the
+    verifier; for `models:NAME:VERSION` that one. Another `ref` is itself.
 
     Raises `UsageError` for a name that is not registered or not deployed, and for files that have
     changed.
@@ -123,7 +131,7 @@ def loaded_refs(store: Store, ref: str, verifier: str | None = None) -> list[str
         )
     deployed = dict.fromkeys(one.fingerprint for one in live)
     refs = [unchanged(versions[fingerprint]) for fingerprint in deployed]
-    tried = {one.fingerprint for one in store.rollouts()} - deployed.keys()
+    tried = ({one.fingerprint for one in store.rollouts()} | _pinned(store)) - deployed.keys()
     candidates = [versions[one] for one in sorted(tried & versions.keys())]
     return [*refs, *_usable(candidates, refs, verifier)]
 

@@ -77,8 +77,7 @@ class ModelWatch:
             return
 
     def changed(self, store: Store) -> list[str] | None:
-        """What to load, if that is another set than is loaded and all of it can be. Raises
-        `StoreError`."""
+        """What to load, if some of it is not loaded and all of it can be. Raises `StoreError`."""
         answer = self._asked(store)
         if answer == self._answer:
             return None
@@ -98,7 +97,7 @@ class ModelWatch:
             )
             return None
         self._answer = answer
-        return found if set(found) != set(self.loaded) else None
+        return found if set(found) - set(self.loaded) else None  # one more than needed does no harm
 
     def _asked(self, store: Store) -> list[frozenset[tuple[str, int, str]]]:
         return [live_of(store, ref) for ref in self._refs]

@@ -131,7 +131,7 @@ class Replays:
             what = f"{_name(record)} has a text that its tokens do not make"
             findings.append(_finding(FindingKind.ENDING, record, what))
         if done.finish_reason is not record.finish_reason:
-            what = f"{_name(record)} ended by {record.finish_reason}, and says another reason"
+            what = f"{_name(record)} ended by {done.finish_reason}, and says another reason"
             findings.append(_finding(FindingKind.ENDING, record, what))
         if record.finish_reason in FINISHED and done.error != record.error:
             what = f"{_name(record)} has another verdict on its response format than its text gives"

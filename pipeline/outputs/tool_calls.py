@@ -69,6 +69,8 @@ def _tagged(text: str, at: int) -> tuple[tuple[ToolCall, ...], int]:
 
 def _call(text: str, at: int) -> tuple[ToolCall, int]:
     name, at = _value(text, _expect(text, at, '{"name": '))
+    if not isinstance(name, str):
+        raise ValueError("a name that is no text")
     begin = _expect(text, at, ', "arguments": ')
     _, end = _value(text, begin)
     return ToolCall(name, text[begin:end]), _expect(text, end, "}")

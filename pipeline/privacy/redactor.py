@@ -16,7 +16,8 @@ from specbatch.schemas.errors import MissingExtraError
 More = Callable[[str], Iterator[tuple[str, Place]]]  # a text to kinds and places
 
 # Quotes in a message are user data. A truncated message has no closing quote.
-_QUOTED = re.compile(r"(?<!\w)([\"'])(?:(?!\1).)*+(?:\1|\Z)", re.DOTALL)
+# In quotes, or a place in a JSON document.
+_QUOTED = re.compile(r"(?<!\w)([\"'])(?:(?!\1).)*+(?:\1|\Z)|(?<=\bat )(?:… )?/\S+", re.DOTALL)
 
 
 class Span(NamedTuple):

@@ -21,10 +21,10 @@ from specbatch.schemas.settings import Settings
 _TOKEN_FIELDS = ("stop_token_ids", "logit_bias", "bad_token_ids", "bad_words")
 _BY_TAG = ("tag_depths", "routes")
 _TEMPLATES = ("template", "system")
-_TOOL_FIELDS = ("tools", "tool_choice")
+_FORM_FIELDS = ("response_format", "tools", "tool_choice")
 TEXT_FIELDS = {
     "input": _TEMPLATES,
-    "sampling": ("stop", *_TOKEN_FIELDS, *_TOOL_FIELDS),
+    "sampling": ("stop", *_TOKEN_FIELDS, *_FORM_FIELDS),
     "speculation": _BY_TAG,
 }  # by part of a spec: what is reduced in it
 KEPT_FIELDS = ("input", "output", "verifier", "proposer", "engine", "tenant", "priority")
@@ -157,7 +157,7 @@ def _shown(spec: Mapping[str, Any], policy: TextPolicy, redactor: Redactor) -> d
     asked = spec.get("sampling") or {}
     sampling = dict(shown.get("sampling") or {})
     sampling |= {name: [] for name in _TOKEN_FIELDS if name in sampling}
-    sampling |= {name: "" for name in _TOOL_FIELDS if name in sampling}
+    sampling |= {name: "" for name in _FORM_FIELDS if name in sampling}
     sampling["stop"] = [policy.tag(text) for text in asked.get("stop") or ()]
     speculation = dict(shown.get("speculation") or {})
     for name in _BY_TAG:

@@ -132,8 +132,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
             ]
         },
         "bad_tools",
-        "tools of get_weather have parameters at /properties/tags/uniqueItems: Unimplemented keys: "
-        '["uniqueItems"]: simplify them',
+        "tools of 'get_weather' have parameters at /properties/tags/uniqueItems: Unimplemented "
+        'keys: ["uniqueItems"]: simplify them',
     ),
     "text": (
         {"tools": "x"},

@@ -39,7 +39,7 @@ def started(monkeypatch: pytest.MonkeyPatch, redis_url: str) -> Called:
     calls: Called = []
     monkeypatch.setattr(
         "specbatch.workers.lifecycle.run_worker",
-        lambda _settings, *rest: calls.append(rest),
+        lambda _settings, *rest, **_: calls.append(rest),
     )
     monkeypatch.setattr("specbatch.jobs.cli.worker.SecondProcess", lambda *_: Mock())
     return calls

@@ -334,8 +334,8 @@ def test_only_finished_outputs_are_past_outputs(store: Store) -> None:
     records[-1] = replace(records[-1], error="nan: the logits are not finite")
     store.commit_group(lease, records, NO_TIME, {})
     store.note_report(claim_job(store, Stage.PUBLISH).lease, {VOCABULARY: "v1"})
-    assert [o.row_id for o in past(store)] == ["row-0", "row-1"]
-    assert reasons[:2] == [FinishReason.STOP, FinishReason.LENGTH]
+    assert [o.row_id for o in past(store)] == ["row-0", "row-1", "row-2"]
+    assert reasons[:3] == [FinishReason.STOP, FinishReason.TOOL_CALLS, FinishReason.LENGTH]
 
 
 def test_jobs_of_the_same_name_come_first_and_newer_ones_before(store: Store, clock: Clock) -> None:

@@ -27,7 +27,7 @@ def patch(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     kind: Any = stand_in_model._Tokenizer
     monkeypatch.setattr(kind, "chat_template", CHAT)
     monkeypatch.setattr(kind, "special_tokens_map", {}, raising=False)
-    monkeypatch.setattr(kind, "get_chat_template", lambda _: CHAT, raising=False)
+    monkeypatch.setattr(kind, "get_chat_template", lambda *_, **__: CHAT, raising=False)
     return monkeypatch
 
 

@@ -433,6 +433,7 @@ def test_the_path_of_a_fault_is_told(path: str) -> None:
             "at /pattern: no text fits its pattern, format and length",
         ),
         ({"$ref": "#"}, "at /$ref: nothing fits it"),
+        ({"format": "date", "pattern": "x", "allOf": 5}, "at /allOf: allOf must be an array"),
         (
             {"$ref": "https://example.org/s"},
             "its $ref leads out of the schema, and nothing is fetched",

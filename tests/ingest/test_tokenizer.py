@@ -86,6 +86,7 @@ with ThreadPoolExecutor(8) as pool:
 # --- tools ----------------------------------------------------------------------------------------
 TOOL = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "now", "arguments": {"at": 1}}}
+CALLS = "the tool calls of messages"
 ASKED: list[dict[str, Any]] = [
     {"role": "user", "content": "When?"},
     {"role": "assistant", "content": None, "tool_calls": [CALL]},
@@ -117,8 +118,15 @@ def test_a_template_of_its_own_for_tools_is_taken(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("messages", "tools", "what"),
-    [(ASKED[:1], [TOOL], "tools"), (ASKED, None, "the tool calls of messages")],
-    ids=["tools", "calls"],
+    [
+        (ASKED[:1], [TOOL], "tools"),
+        (ASKED, None, CALLS),
+        *(
+            ([one | {"content": one["content"] or text} for one in ASKED], None, CALLS)
+            for text in ("", "ok")
+        ),
+    ],
+    ids=["tools", "calls", "empty", "text"],
 )
 def test_what_a_template_does_not_show_is_refused(
     tmp_path: Path, messages: list[dict[str, Any]], tools: Any, what: str

@@ -170,8 +170,9 @@ def test_whatever_is_allowed_has_calls_with_right_arguments(grammars: Grammars, 
         ({"properties": {"a": {"type": "string", "pattern": "("}}}, ["bad", "/properties/a"]),
         ({"properties": {"a": False}, "required": ["a"]}, ["bad"]),
         ({"properties": {f"p{i}": {} for i in range(1001)}}, ["bad", "1,000 properties"]),
+        ({"x-guidance": 5}, ["x-guidance is no object"]),
     ],
-    ids=["keyword", "pattern", "nothing", "many"],
+    ids=["keyword", "pattern", "nothing", "many", "guidance"],
 )
 def test_parameters_that_cannot_be_compiled_are_named(
     grammars: Grammars, schema: dict[str, Any], words: list[str]
@@ -186,6 +187,15 @@ def test_parameters_that_cannot_be_compiled_are_named(
     assert "\n" not in said
     assert "good" not in said
     assert all(word in said for word in words), said
+
+
+def test_all_tools_together_have_so_many_properties_at_most(grammars: Grammars) -> None:
+    schema = {"properties": {f"p{i}": {} for i in range(500)}}
+    tools = [
+        {"type": "function", "function": {"name": f"f{i}", "parameters": schema}} for i in range(9)
+    ]
+    with pytest.raises(GrammarError, match="4,000 in all"):
+        grammars.of(form_of(canonical_tools(tools), "auto", True))
 
 
 def test_the_most_tools_are_compiled(grammars: Grammars) -> None:

@@ -98,6 +98,8 @@ def test_messages_lose_what_they_quote_even_where_the_quote_was_cut_off() -> Non
         "an earlier row has the id […] of […] but the model's vocabulary is 5"
     )
     assert PLAIN.without_quotes("the id 'Anna Schm") == "the id […]"
+    place = "parameters at /properties/patient_anna/uniqueItems: Unimplemented"
+    assert PLAIN.without_quotes(place) == "parameters at […] Unimplemented"
 
 
 @given(

@@ -139,7 +139,12 @@ def test_an_order_is_shown_without_its_texts_and_pinned_to_its_mode() -> None:
             "output": {"uri": "s3://bucket/out"},
             "verifier": "big",
             "proposer": "small",
-            "sampling": {"stop": ["Anna", MAIL], "bad_words": [[1, 2]], "max_tokens": 7},
+            "sampling": {
+                "stop": ["Anna", MAIL],
+                "bad_words": [[1, 2]],
+                "max_tokens": 7,
+                "response_format": {"type": "choice", "choice": [f"Anna {MAIL}", "no"]},
+            },
             "speculation": {"tag_depths": [[f"tag {MAIL}", 2]]},
         }
     ).model_dump(mode="json")

@@ -153,7 +153,14 @@ def test_what_is_no_choice_is_refused_in_words(given: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "inner", [{}, {"mode": "all", "tools": [choice("f")]}, {"mode": "auto", "tools": []}], ids=str
+    "inner",
+    [
+        {},
+        {"mode": "all", "tools": [choice("f")]},
+        {"mode": "auto", "tools": []},
+        {"mode": "auto", "tools": 5},
+    ],
+    ids=str,
 )
 def test_allowed_tools_need_a_mode_and_names(inner: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="needs a mode"):
