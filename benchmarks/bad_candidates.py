@@ -24,6 +24,7 @@ from specbatch.benchmarks.nights_that_teach import Site, prompts_of, written
 MODEL = "tried"
 STEPS = "1,5,25,100"
 CANNOT_PAY = 3  # exit code of `specbatch models try`
+REFUSED = 2  # of `rollout start`
 
 COST = """
 select coalesce(sum(case when g.is_candidate then c.draft_ticks + c.rejected_ticks end), 0) * 1.0
@@ -46,7 +47,7 @@ class Stopped:
     candidate: str
     trial: str  # its verdict
     passed_trial: bool
-    outcome: str | None  # of its rollout
+    outcome: str | None  # of its rollout; refused: there was none
     groups: int  # until the verdict, and those then on their way
     drafted: int  # of these, groups that it drafted for
     lost_share: float  # its drafting and rejected time over the job's device time
@@ -93,7 +94,7 @@ class Ledger:
 
 
 def stopped(site: Site, draft: Path, bad: Path, night: Path, sample: str) -> Stopped:
-    """The night without and with the candidate, which is rolled out whatever the trial says."""
+    """The night without and with the candidate, which is rolled out unless the trial forbids it."""
     name = bad.name
     scope = ("--tenant", "default", "--job", name)
     plain = site.job(f"{name}-plain", night, str(draft))
@@ -103,7 +104,10 @@ def stopped(site: Site, draft: Path, bad: Path, night: Path, sample: str) -> Sto
     trying = ("--verifier", site.verifier, "--job", sample, "--json")
     code, printed = site.run("specbatch", "models", "try", MODEL, *trying, allowed=(0, CANNOT_PAY))
     begin = ("rollout", "start", MODEL, *scope, "--steps", STEPS, "--reason", "a bad one")
-    site.run("specbatch", *begin)
+    code, _ = site.run("specbatch", *begin, allowed=(0,) if code == 0 else (REFUSED,))
+    verdict = json.loads(printed)["reason"]
+    if code == REFUSED:
+        return Stopped(name, verdict, False, "refused", 0, 0, 0.0, True)
     done = site.job(name, night, str(draft))
     _, listed = site.run("specbatch", "rollout", "list", "--history", "--json")
     rollout = json.loads(listed)[-1]
@@ -111,10 +115,7 @@ def stopped(site: Site, draft: Path, bad: Path, night: Path, sample: str) -> Sto
     ((groups, drafted),) = ledger.all(DRAWN, rollout=rollout["number"])
     ((share,),) = ledger.all(COST, rollout=rollout["number"], job=done["job"])
     same = ledger.outputs(plain["job"]) == ledger.outputs(done["job"])
-    verdict = json.loads(printed)["reason"]
-    return Stopped(
-        *(name, verdict, code == 0, rollout["outcome"], groups, drafted or 0, share, same)
-    )
+    return Stopped(*(name, verdict, True, rollout["outcome"], groups, drafted or 0, share, same))
 
 
 def main() -> None:

@@ -39,6 +39,10 @@ class FinishReason(StrEnum):
     CANCELLED = "cancelled"
 
 
+# Completions that ended of themselves.
+FINISHED = (FinishReason.STOP, FinishReason.TOOL_CALLS, FinishReason.LENGTH)
+
+
 class Verification(StrEnum):
     """The test that accepts or rejects draft tokens.
 
@@ -352,6 +356,11 @@ class CompletionRecord:
     numeric_class: str | None = None  # that its tokens were decided in; None: not known
     model_fingerprint: str | None = None  # of the model that decided them; None: not known
     receipt: bytes | None = None  # see `audit/receipts.py`; None: there was no key when recorded
+
+    @property
+    def is_malformed(self) -> bool:
+        """Whether it ended of itself without the response format or the calls it was asked for."""
+        return self.finish_reason in FINISHED and self.error is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ class CallForm:
 
     functions: dict[str, Any]  # the schema of the arguments, by name
     may_answer: bool  # in text, instead of calling
-    many: bool  # calls are allowed
+    many: bool  # more than one call is allowed
 
 
 def canonical_tools(given: object) -> str:

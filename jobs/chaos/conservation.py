@@ -16,7 +16,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.rules import FINISHED
 from specbatch.pipeline.outputs.names import MANIFEST, MARKER
 from specbatch.pipeline.outputs.outputs import read_manifest, read_output
 from specbatch.pipeline.policy.costs.balance import NOTHING, Amount, Sheet, at, by_kind
@@ -27,7 +26,14 @@ from specbatch.pipeline.storage.workspace import read_own
 from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.errors import SpecbatchError
 from specbatch.schemas.provenance import TimeKind
-from specbatch.schemas.records import CompletionRecord, FinishReason, JobRow, JobState, Stage
+from specbatch.schemas.records import (
+    FINISHED,
+    CompletionRecord,
+    FinishReason,
+    JobRow,
+    JobState,
+    Stage,
+)
 from specbatch.schemas.timekeeping import SessionRow
 
 Key = tuple[int, int]  # row, sample

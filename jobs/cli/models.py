@@ -158,13 +158,16 @@ def given(scope: DeployScope, reason: str) -> str:
     return " and ".join(name for name, value in values.items() if value)
 
 
-def check_fits(store: Store, version: ModelVersion) -> None:
+def check_fits(store: Store, version: ModelVersion, must_pay: bool = False) -> None:
     """Warn where a trial found that its drafts cannot pay. Raises `UsageError` where its tokens are
-    not the verifier's, and no trial beside another one found that they are."""
+    not the verifier's, and no trial beside another one found that they are; with `must_pay` also
+    where no trial found that its drafts pay."""
     trials = [one for one in store.pair_trials() if one.proposer == version.fingerprint]
     unfit = [one for one in trials if not one.numeric_class]
     if unfit and len(unfit) == len(trials):
         raise UsageError(f"{version.label} was tried and does not fit: {unfit[-1].reason}")
+    if must_pay and trials and not any(one.pays for one in trials):
+        raise UsageError(f"{version.label} was tried and cannot pay: {trials[-1].reason}")
     for one in trials:
         if not one.pays:
             remark(f"beside verifier {shown(one.verifier)}, {version.label}: {one.reason}")

@@ -100,7 +100,8 @@ def rollout(
             _show(store, what or "", json)
         elif action is Action.START:
             model = find(store, what or "")
-            check_fits(store, model)
+            # Its drafts would be off, and a model that never drafts can look better than one does.
+            check_fits(store, model, must_pay=True)
             begun = store.begin_rollout(model.fingerprint, scope, shares, reason.strip())
             say(f"rollout {begun.number}: {model.label} for {scope.words}, {begun.state}")
         elif action is Action.STOP:

@@ -24,7 +24,7 @@ from specbatch.pipeline.storage.prompts import PromptFinder, in_order
 from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.fingerprint import shown
-from specbatch.schemas.records import CompletionRecord, JobRow
+from specbatch.schemas.records import FINISHED, CompletionRecord, JobRow
 from specbatch.schemas.speculation import VOCABULARY
 from specbatch.schemas.training import DataOrder
 
@@ -256,7 +256,7 @@ def _check_jobs(
 def _reason_to_omit(
     record: CompletionRecord, prompt: Sequence[int] | None, newest: JobRow, wanted: Wanted
 ) -> str | None:
-    if record.finish_reason not in rules.FINISHED or record.error is not None:
+    if record.finish_reason not in FINISHED or record.error is not None:
         return ENDED_BADLY
     if not record.token_ids or not rules.is_whole(record.token_ids):
         return TOKENS_GONE

@@ -41,8 +41,6 @@ JOB_ENDED = "the job ended before this group did"
 LATEST = "latest"  # names the newest job
 MIN_PREFIX = 6  # characters of a job id that are enough to name it
 MOST_NAMED = 4  # of several jobs whose ids begin alike
-# Completions that ended of themselves.
-FINISHED = (FinishReason.STOP, FinishReason.TOOL_CALLS, FinishReason.LENGTH)
 MOST_TESTED = 2000.0  # draft tokens that a prior rests on: so that newer runs weigh more
 
 _BUDGET = "its budget of $"
@@ -282,9 +280,7 @@ def _are_numbers(*values: object) -> bool:
 
 def has_failed(completion: CompletionRecord) -> bool:
     """Whether it ended with an error, or has another response format than its row asked for."""
-    if completion.finish_reason in FINISHED:
-        return completion.error is not None
-    return completion.finish_reason is FinishReason.ERROR
+    return completion.finish_reason is FinishReason.ERROR or completion.is_malformed
 
 
 def group_totals(completions: Sequence[CompletionRecord]) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from specbatch.pipeline.audit.accounts import AccountCounts, compared
 from specbatch.pipeline.audit.log_facts import LogFacts
 from specbatch.pipeline.audit.replay_log import Checker, Counts
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.rules import FINISHED
 from specbatch.pipeline.operations.coverage import Coverage, Covered, Part
 from specbatch.pipeline.outputs.published import OutputCounts, output_findings
 from specbatch.pipeline.runtime.anchors import KEY, URI, AnchorCounts, Anchors
@@ -34,7 +33,7 @@ from specbatch.schemas.audit import (
     LogEntry,
 )
 from specbatch.schemas.errors import JobNotFoundError, SpecbatchError, StoreError, UsageError
-from specbatch.schemas.records import JobRow
+from specbatch.schemas.records import FINISHED, JobRow
 
 MOST_FINDINGS = 1000  # that are listed; the others are counted
 

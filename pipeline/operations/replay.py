@@ -21,7 +21,6 @@ from specbatch.pipeline.engines.models.model_folder import config_and_weights_sh
 from specbatch.pipeline.inputs.rows import RowChecker
 from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.ledger.rules import FINISHED
 from specbatch.pipeline.operations.audit import Replayed
 from specbatch.pipeline.operations.given import Given, proved_row
 from specbatch.pipeline.stages.requests import requests_of
@@ -34,7 +33,7 @@ from specbatch.schemas.fingerprint import compared, shown
 from specbatch.schemas.mapper import as_float32
 from specbatch.schemas.numeric_class import UNKNOWN, class_note, samples_by_seed
 from specbatch.schemas.provenance import pass_depths
-from specbatch.schemas.records import CompletionRecord, JobRow, PromptRow, Verification
+from specbatch.schemas.records import FINISHED, CompletionRecord, JobRow, PromptRow, Verification
 from specbatch.schemas.spec import JobSpec
 
 _SAMPLED = "sampled by vLLM, whose choices also depend on its drafts and its batch"

@@ -19,7 +19,7 @@ from specbatch.pipeline.outputs.export_columns import MASKED
 from specbatch.pipeline.outputs.token_table import Bools, Ints, TokenTable, token_table
 from specbatch.schemas import export_arrow
 from specbatch.schemas.exports import Selection
-from specbatch.schemas.records import CompletionRecord, FinishReason
+from specbatch.schemas.records import FINISHED, CompletionRecord
 
 # Reasons for omitting completions, as messages name them.
 ENDED_BADLY = "did not end well"
@@ -31,8 +31,6 @@ OTHER_PROPOSER = "were not drafted by this proposer"
 FEW_REJECTIONS = "have fewer rejections"
 
 PromptIds = Sequence[int] | None
-
-_ENDED = (FinishReason.STOP, FinishReason.TOOL_CALLS, FinishReason.LENGTH)
 
 
 @dataclass(slots=True)
@@ -62,7 +60,7 @@ class Corrections:
         reason = None
         if self.selection.tag is not None and record.tag != self.selection.tag:
             reason = OTHER_TAG
-        elif record.finish_reason not in _ENDED:
+        elif record.finish_reason not in FINISHED:
             reason = ENDED_BADLY
         elif not record.token_ids:
             reason = TOKENS_GONE

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from specbatch.pipeline.ledger.rules import FINISHED
 from specbatch.pipeline.outputs.tool_calls import calls_in
 from specbatch.pipeline.outputs.validation import problem_of
 from specbatch.pipeline.stages.text_stop import Decode, text_before_stop
-from specbatch.schemas.records import CompletionRecord, FinishReason, PromptRow, SamplingParams
+from specbatch.schemas.records import (
+    FINISHED,
+    CompletionRecord,
+    FinishReason,
+    PromptRow,
+    SamplingParams,
+)
 from specbatch.schemas.spec import JobSpec
 
 

@@ -87,10 +87,16 @@ def test_what_a_trial_found_of_a_model_counts(cli: Any, numeric_class: str) -> N
     with closing(make_store(load_settings())) as store:
         of = ("f" * 64, models[1]["fingerprint"], numeric_class)
         store.add_pair_trial(PairTrial(*of, False, "they must share one vocabulary", {}))
-    for command in (["rollout", "start"], ["models", "promote"]):
-        done = cli(*command, "docs:2", "--tag", command[0], "--reason", "x")
-        assert done.code == (0 if numeric_class else 2)
-        assert "they must share one vocabulary" in done.err
+    begin = ("rollout", "start", "docs:2", "--tag", "news", "--reason", "x")
+    done = cli("models", "promote", "docs:2", "--tag", "old", "--reason", "x")
+    assert done.code == (0 if numeric_class else 2)
+    for refused in (done, cli(*begin)):
+        assert "they must share one vocabulary" in refused.err
+    assert cli(*begin).code == 2, "its drafts would be off, and no rollout can judge that"
+    with closing(make_store(load_settings())) as store:
+        beside_another = ("e" * 64, models[1]["fingerprint"], "a-class")
+        store.add_pair_trial(PairTrial(*beside_another, True, "drafts can pay", {}))
+    assert cli(*begin).code == 0
 
 
 @pytest.mark.parametrize(

@@ -223,7 +223,7 @@ def test_a_switch_takes_the_place_of_what_the_engine_had_found(heard: Heard) -> 
     heard.log.record_switched_off("a", off, everything=True)
     assert len(heard.decisions) == 2
     heard.log.record_drafting("a", False, lambda: "dear still", 4)
-    assert heard.decisions[2:] == [("a", ALL_PROPOSERS, OFF)], "and is told of at once again"
+    assert heard.decisions[2:] == [("a", ALL_PROPOSERS, OFF)], "and alerts again at once"
 
 
 def test_a_collapse_is_counted_anew_after_a_switch(heard: Heard) -> None:

@@ -15,13 +15,11 @@ from specbatch.pipeline.engines.exact.speculation.drift import EVERY_STEPS, Drif
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.schemas.figures import StepFigures
 from specbatch.schemas.provenance import TICKS_PER_SEC
-from specbatch.schemas.records import FinishReason
+from specbatch.schemas.records import FINISHED
 
 if TYPE_CHECKING:
     from specbatch.pipeline.engines.contract import EngineStats
     from specbatch.pipeline.engines.exact.state.step import Step
-
-_ENDED = (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class Observer(Protocol):
@@ -122,6 +120,6 @@ class Watch:
         self._stats.kv_blocks = self._count_blocks()
         first_at = self._first_at.pop(sequence, None)
         more = sequence.num_output - 1
-        if first_at is not None and more > 0 and sequence.finish_reason in _ENDED:
+        if first_at is not None and more > 0 and sequence.finish_reason in FINISHED:
             sec = (now() - first_at) / TICKS_PER_SEC
             self._observer.finished(sequence.request.route.job, sec / more)

@@ -29,6 +29,7 @@ from specbatch.pipeline.policy.slow_fall import BLOCK_DAYS, BLOCKS, by_series, s
 from specbatch.schemas import mapper
 from specbatch.schemas.figures import SlowFalls
 from specbatch.schemas.privacy import PrivacyMode
+from specbatch.schemas.records import FINISHED
 from specbatch.schemas.speculation import (
     VOCABULARY,
     AcceptanceCount,
@@ -282,7 +283,7 @@ def past_outputs(
 def _finished_outputs(database: Transactions, job_id: str) -> Iterator[PastOutput]:
     query = select(*BY_ROW, Completion.job_id, Completion.row_id, Completion.token_ids).where(
         Completion.job_id == job_id,
-        Completion.finish_reason.in_([reason.value for reason in rules.FINISHED]),
+        Completion.finish_reason.in_([reason.value for reason in FINISHED]),
         Completion.error.is_(None),
     )
     for rows in database.pages(query, BY_ROW, _OUTPUTS_PER_PAGE):

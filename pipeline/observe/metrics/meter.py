@@ -23,7 +23,6 @@ from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.provenance import TICK_KINDS, TICKS_PER_SEC, passes_of
 from specbatch.schemas.records import (
     CompletionRecord,
-    FinishReason,
     JobRow,
     Lease,
     Origin,
@@ -128,8 +127,7 @@ class Meter:
                 metrics.count(names.EMITTED, job, origin.name.lower(), by=by)
             for reason, count in Counter(r.finish_reason for r in records).items():
                 metrics.count(names.COMPLETIONS, job, reason.value, by=count)
-            ended = (r for r in records if r.finish_reason is not FinishReason.ERROR)
-            for tag, count in Counter(r.tag for r in ended if r.error is not None).items():
+            for tag, count in Counter(r.tag for r in records if r.is_malformed).items():
                 metrics.count(names.MALFORMED, job, self._tag_label(job_id, tag), by=count)
             prompts = sum(r.prompt_tokens for r in records if r.sample_index == 0)
             metrics.count(names.PROMPT_TOKENS, job, by=prompts)
