@@ -43,7 +43,7 @@ class ModelWatch:
         self._stop = threading.Event()
 
     def start(self, store: Store, lease_sec: float, on_change: Callable[[], None]) -> None:
-        """Look once in a lease's time, or once a minute if that is longer; after a change, call
+        """Look once in a lease's time, at least once a minute; after a change, call
         `on_change` once and end. Workers of other names call theirs at other moments."""
         every_sec = min(CHECK_SEC, lease_sec)
         threading.Thread(
