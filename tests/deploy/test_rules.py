@@ -25,13 +25,15 @@ def test_prometheus_reads_its_rules_and_configuration(tmp_path: Path) -> None:
     assert "SUCCESS" in done.stdout
     # Debian's build knows no Kubernetes: what finds the pods is left out here, and looked at below.
     (config,) = documents(PROMETHEUS / "kubernetes.yml")
-    (scrape,) = config["scrape_configs"]
-    found = scrape.pop("kubernetes_sd_configs")
+    found = [scrape.pop("kubernetes_sd_configs") for scrape in config["scrape_configs"]]
     (tmp_path / "rules").symlink_to(PROMETHEUS / "rules")
     (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
     done = promtool("check", "config", tmp_path / "prometheus.yml")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [(sd["role"], sd["namespaces"]["names"]) for sd in found] == [("pod", ["specbatch"])]
+    assert [(sd["role"], sd["namespaces"]["names"]) for (sd,) in found] == [
+        ("pod", ["specbatch"]),
+        ("pod", ["gpu-operator"]),  # NVIDIA's exporter
+    ]
 
 
 @pytest.mark.parametrize("name", ["prometheus.yml", "kubernetes.yml"])
