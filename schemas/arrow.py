@@ -101,10 +101,11 @@ RESULTS = _schema(
     _required("ahead_price_microusd", pa.int64()),
     pa.field("numeric_class", pa.string()),
     pa.field("model_fingerprint", pa.string()),
+    pa.field("reused_from", pa.string()),
 )
 
 # Columns of `RESULTS` that files of earlier versions lack.
-LATER_RESULTS = ("numeric_class", "model_fingerprint")
+LATER_RESULTS = ("numeric_class", "model_fingerprint", "reused_from")
 
 OUTPUT = _schema(
     pa.field("id", pa.string()),

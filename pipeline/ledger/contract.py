@@ -53,6 +53,7 @@ from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.presence import WorkerProcess
 from specbatch.schemas.provenance import Ticks
 from specbatch.schemas.records import (
+    Answered,
     Artefact,
     Beat,
     CompletionRecord,
@@ -486,6 +487,16 @@ class Store(Protocol):
         ids exceed `max_tokens`. `except_job` is the job that asks. Outputs whose tokens were not
         all kept are skipped.
         """
+
+    # --- outputs that may be reused -----------------------------------------------------------
+    def offer_answers(self, job_id: str, requests: Mapping[bytes, tuple[int, int]]) -> None:
+        """Keep which (row, sample) of a job answered a request, by the request's digest.
+
+        Nothing is kept of a purged job.
+        """
+
+    def answered(self, tenant: str, requests: Sequence[bytes]) -> dict[bytes, Answered]:
+        """Completions of this tenant that answered these requests, where their texts are whole."""
 
     # --- the model registry -------------------------------------------------------------------
     def add_model(self, model: NewModel) -> tuple[ModelVersion, bool]:
