@@ -10,7 +10,7 @@ from specbatch.pipeline.stages import spans
 from specbatch.pipeline.stages.attempt import attempt
 from specbatch.pipeline.stages.context import StageContext
 from specbatch.pipeline.stages.group_report import group_report
-from specbatch.pipeline.stages.reuse import answers_of
+from specbatch.pipeline.stages.reuse import offer_answers
 from specbatch.pipeline.stages.texts import with_text
 from specbatch.pipeline.storage.artefacts import read_measured, read_results
 from specbatch.pipeline.storage.prompts import rows_of
@@ -43,8 +43,7 @@ def record(context: StageContext, job_id: str, index: int) -> None:
         with held.usage.last_write():
             timing = StageTiming(time.monotonic() - begun)
             due = store.commit_group(work.lease, kept, timing, report, held.usage)
-        if answers := answers_of(job, spec, rows, done):
-            store.offer_answers(job_id, answers)
+        offer_answers(store, job, spec, rows, done)
         spans.recorded(held.span, job, records, begun_ns)
         if due is not None:
             context.enqueue_unit(job, due, None)

@@ -19,6 +19,7 @@ import orjson
 
 from specbatch.pipeline.engines.contract import Completion, Request
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.schemas.errors import StoreError
 from specbatch.schemas.mapper import as_float32
 from specbatch.schemas.numeric_class import UNKNOWN
 from specbatch.schemas.records import (
@@ -95,8 +96,13 @@ def known_answers(
     for request in chain.from_iterable(by_row):
         digest = request_digest(job, request.prompt_ids, request.params, request.seed)
         requests[digest].append(request.request_id)
+    try:
+        answers = store.answered(job.tenant, list(requests))
+    except StoreError as error:
+        log.warning("job %s: earlier answers cannot be read: %s", job.job_id, error)
+        return NO_REUSE
     sources, to_check = {}, {}
-    for digest, answer in store.answered(job.tenant, list(requests)).items():
+    for digest, answer in answers.items():
         for request_id in requests[digest]:
             kept = to_check if _is_drawn(request_id, spec.reuse_check) else sources
             kept[request_id] = answer
@@ -104,10 +110,27 @@ def known_answers(
     return Reuse(copies, sources, to_check)
 
 
-def answers_of(
+def offer_answers(
+    store: Store,
+    job: JobRow,
+    spec: JobSpec,
+    rows: Iterable[PromptRow],
+    records: Iterable[CompletionRecord],
+) -> None:
+    """Keep what was computed for later requests. Without it only speed is lost."""
+    answers = _answers_of(job, spec, rows, records)
+    if not answers:
+        return
+    try:
+        store.offer_answers(job.job_id, answers)
+    except StoreError as error:
+        log.warning("answers of job %s cannot be reused: %s", job.job_id, error)
+
+
+def _answers_of(
     job: JobRow, spec: JobSpec, rows: Iterable[PromptRow], records: Iterable[CompletionRecord]
 ) -> dict[bytes, tuple[int, int]]:
-    """The (row, sample) that answers a request, for later requests; none of a job without reuse."""
+    """The (row, sample) that answers a request; none of a job without reuse."""
     by_index = {row.row_index: row for row in rows}
     found = {}
     for record in records:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from sqlalchemy import Connection, delete, select, tuple_
+from sqlalchemy import Connection, Select, delete, select, tuple_
 
+from specbatch.pipeline.audit.digests import content_digest
 from specbatch.pipeline.ledger.sql.transactions import Now, upsert
 from specbatch.schemas import completion_rows
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.records import Answered
 from specbatch.schemas.tables import Completion, Job
 from specbatch.schemas.tables import ReusableOutput as Table
+
+log = logging.getLogger(__name__)
+
+_AT_ONCE = 500  # requests in one statement
 
 
 def offer(
@@ -33,8 +40,25 @@ def offer(
 
 def answered(conn: Connection, tenant: str, requests: Sequence[bytes]) -> dict[bytes, Answered]:
     """Of these requests, those that have an answer whose texts are kept in full."""
+    found = {}
+    for begin in range(0, len(requests), _AT_ONCE):
+        for row in conn.execute(_query(tenant, requests[begin : begin + _AT_ONCE])):
+            record = completion_rows.completion_record(row)
+            answer = Answered(row.job_id, record)
+            if row.digest == content_digest(record):
+                found[bytes(row.request)] = answer
+            else:
+                log.error(
+                    "completion %s was changed after it was recorded, and is not reused: audit the "
+                    "job with `specbatch audit %s`",
+                    *(answer.name, answer.job_id),
+                )
+    return found
+
+
+def _query(tenant: str, requests: Sequence[bytes]) -> Select[Any]:
     of = (Completion.job_id, Completion.row_index, Completion.sample_index)
-    rows = conn.execute(
+    return (
         select(
             *Completion.__table__.c,
             Table.request,
@@ -46,10 +70,6 @@ def answered(conn: Connection, tenant: str, requests: Sequence[bytes]) -> dict[b
         .where(Table.tenant == tenant, Table.request.in_(requests))
         .where(Job.purged_at.is_(None), Job.privacy == PrivacyMode.FULL.value)
     )
-    return {
-        bytes(row.request): Answered(row.job_id, completion_rows.completion_record(row))
-        for row in rows
-    }
 
 
 def forget(conn: Connection, job_id: str) -> None:
