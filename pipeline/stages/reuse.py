@@ -1,4 +1,5 @@
-"""Reuse: a request that the store has the answer to is answered from there.
+"""Reuse: a request that has an answer is not computed again. The answer is in the store, or is that
+of the same request in its group.
 
 An output depends on the verifier's weights, the numeric class, the prompt, the sampling and the
 seed, and on nothing else. Where all of them are the same, the answer is the same, bit for bit.
@@ -43,24 +44,59 @@ _DIGEST_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """Of a group: the completions that are copies, and the answers that are computed again."""
+    """Of a group: what need not be computed, and the answers that are computed again. All by
+    request id, which is also how `reused_from` names a completion."""
 
-    copies: tuple[Completion, ...] = ()
-    sources: Mapping[str, Answered] = field(default_factory=dict)  # of `copies`, by request id
-    to_check: Mapping[str, Answered] = field(default_factory=dict)  # by request id
+    sources: Mapping[str, Answered] = field(default_factory=dict)  # answers of the store
+    repeats: Mapping[str, str] = field(default_factory=dict)  # the first of the same requests here
+    to_check: Mapping[str, Answered] = field(default_factory=dict)
+
+    @property
+    def is_any(self) -> bool:
+        return bool(self.sources or self.repeats)
 
     def left(self, by_row: Sequence[Sequence[Request]]) -> list[list[Request]]:
         """The requests that the engine has to answer; rows without one are left out."""
-        rows = ([r for r in row if r.request_id not in self.sources] for row in by_row)
+        known = self.sources.keys() | self.repeats.keys()
+        rows = ([r for r in row if r.request_id not in known] for row in by_row)
         return [row for row in rows if row]
 
-    def checked(self, job_id: str, completions: Iterable[Completion]) -> dict[str, float]:
-        """Figures for the job's report, after comparing what was computed again."""
-        completions = list(completions)
-        copies = [done for done in completions if done.reused_from is not None]
-        differing = 0
-        pairs = [(c, self.to_check[c.request_id]) for c in completions if self._may_tell(c)]
-        for done, answer in pairs:
+    def with_copies(self, computed: Iterable[Completion]) -> list[Completion]:
+        """What the engine has computed, and what is the same."""
+        done = {completion.request_id: completion for completion in computed}
+        copies = [_of_record(request_id, answer) for request_id, answer in self.sources.items()]
+        copies += [
+            _copy(done[first], request_id, done[first].finish_reason, first)
+            for request_id, first in self.repeats.items()
+            if first in done
+        ]
+        return [*done.values(), *copies]
+
+    def figures(
+        self, job_id: str, completions: Iterable[Completion], records: Iterable[CompletionRecord]
+    ) -> dict[str, float]:
+        """For the job's report, after comparing what was computed again."""
+        copies = [record for record in records if record.reused_from is not None]
+        costs = {f"{job_id}/{r.row_index}/{r.sample_index}": r.cost_usd for r in records}
+        costs |= {answer.name: answer.record.cost_usd for answer in self.sources.values()}
+        checked, differing = self._compared(job_id, completions)
+        figures = {
+            REUSED: len(copies),
+            REUSED_TOKENS: sum(len(record.token_ids) for record in copies),
+            SAVED_USD: sum(costs[str(record.reused_from)] for record in copies),
+            CHECKED: checked,
+            DIFFERING: differing,
+        }
+        return {name: float(value) for name, value in figures.items() if value}
+
+    def _compared(self, job_id: str, completions: Iterable[Completion]) -> tuple[int, int]:
+        """How many answers were computed again, and how many of them differ."""
+        checked = differing = 0
+        for done in completions:
+            answer = self.to_check.get(done.request_id)
+            if answer is None or done.error is not None:
+                continue
+            checked += 1
             if _is_same(done, answer.record):
                 continue
             differing += 1
@@ -70,17 +106,7 @@ class Reuse:
                 "reuse_outputs until you know why",
                 *(done.request_id, answer.name, job_id),
             )
-        figures = {
-            REUSED: len(copies),
-            REUSED_TOKENS: sum(len(done.token_ids) for done in copies),
-            SAVED_USD: sum(self.sources[done.request_id].record.cost_usd for done in copies),
-            CHECKED: len(pairs),
-            DIFFERING: differing,
-        }
-        return {name: float(value) for name, value in figures.items() if value}
-
-    def _may_tell(self, done: Completion) -> bool:
-        return done.error is None and done.request_id in self.to_check
+        return checked, differing
 
 
 NO_REUSE = Reuse()
@@ -101,13 +127,19 @@ def known_answers(
     except StoreError as error:
         log.warning("job %s: earlier answers cannot be read: %s", job.job_id, error)
         return NO_REUSE
-    sources, to_check = {}, {}
-    for digest, answer in answers.items():
-        for request_id in requests[digest]:
-            kept = to_check if _is_drawn(request_id, spec.reuse_check) else sources
-            kept[request_id] = answer
-    copies = tuple(_copy(request_id, answer) for request_id, answer in sources.items())
-    return Reuse(copies, sources, to_check)
+    sources: dict[str, Answered] = {}
+    repeats: dict[str, str] = {}
+    to_check: dict[str, Answered] = {}
+    for digest, (first, *others) in requests.items():
+        answer = answers.get(digest)
+        if answer is None:
+            repeats |= dict.fromkeys(others, first)
+        elif _is_drawn(first, spec.reuse_check):
+            to_check[first] = answer
+            repeats |= dict.fromkeys(others, first)
+        else:
+            sources |= dict.fromkeys((first, *others), answer)
+    return Reuse(sources, repeats, to_check)
 
 
 def offer_answers(
@@ -167,17 +199,25 @@ def request_digest(
     return hashlib.sha256(data).digest()[:_DIGEST_BYTES]
 
 
-def _copy(request_id: str, answer: Answered) -> Completion:
-    """As the engine gives it, but that no pass was needed."""
+def _of_record(request_id: str, answer: Answered) -> Completion:
+    """A completion of the store, as the engine gives it."""
     record = answer.record
     # That calls of functions stood before the stop is found out again when it is recorded.
     calls = record.finish_reason is FinishReason.TOOL_CALLS
+    reason = FinishReason.STOP if calls else record.finish_reason
+    return _copy(record, request_id, reason, answer.name)
+
+
+def _copy(
+    of: Completion | CompletionRecord, request_id: str, reason: FinishReason, source: str
+) -> Completion:
+    """What was said, without what it took: no pass decided it here."""
     return Completion(
         request_id=request_id,
-        token_ids=tuple(record.token_ids),
-        origins=(Origin.PLAIN,) * len(record.token_ids),
-        logprobs=tuple(record.logprobs),
-        finish_reason=FinishReason.STOP if calls else record.finish_reason,
+        token_ids=tuple(of.token_ids),
+        origins=(Origin.PLAIN,) * len(of.token_ids),
+        logprobs=tuple(of.logprobs),
+        finish_reason=reason,
         proposed=0,
         accepted=0,
         verifier_passes=0,
@@ -186,8 +226,9 @@ def _copy(request_id: str, answer: Answered) -> Completion:
         baseline_sec=0.0,
         proposed_at_depth=(),
         accepted_at_depth=(),
-        top_logprobs=record.top_logprobs,
-        reused_from=answer.name,
+        error=of.error,
+        top_logprobs=of.top_logprobs,
+        reused_from=source,
     )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -79,7 +79,7 @@ class _Group:
     @property
     def completions(self) -> list[Completion]:
         """Waits for those that the engine still computes."""
-        return [*self.reuse.copies, *(done for ticket in self.tickets for done in ticket.wait())]
+        return self.reuse.with_copies(done for ticket in self.tickets for done in ticket.wait())
 
 
 def verify(context: StageContext, job_id: str, index: int) -> None:
@@ -192,7 +192,7 @@ def _run_engine(
         if held.cancelled.is_set():  # before the engine knew of the requests
             host.cancel(job.job_id)
         # Else its rows are not counted as the store does.
-        may_split = not group.work.rows_kept and not group.reuse.copies
+        may_split = not group.work.rows_kept and not group.reuse.is_any
         return wait_for_rows(service, tickets, held, by_row, split, may_split)
 
 
@@ -232,8 +232,8 @@ def _commit(context: StageContext, group: _Group, lessons: Sequence[Lessons]) ->
     completions = group.completions
     records = records_of(job, group.rows, completions, group.drafts, price)
     measured = sum((lesson.measured for lesson in lessons), NOTHING_MEASURED)
-    figures = measured.priced(price).report() | group.reuse.checked(job.job_id, completions)
-    data = write_results(records, figures)
+    reused = group.reuse.figures(job.job_id, completions, records)
+    data = write_results(records, measured.priced(price).report() | reused)
     artefact = context.put(job, "results", held.lease, data)
     held.check()
     spans.verified(held.span, job, tickets, records)
@@ -264,12 +264,14 @@ def _keep_finished(context: StageContext, group: _Group) -> None:
     held, job, tickets = group.held, group.job, group.tickets
     lease = held.lease
     tokenizer = context.tokenizers.of_job(context.jobs.of_group(job.job_id)[0])
-    completions = _finished_rows(group.reuse.copies, tickets, group.rows)
+    finished = (completion for ticket in tickets for completion in ticket.finished())
+    known = replace(group.reuse, repeats={})  # the row that they repeat may not be whole
+    completions = _whole_rows(known.with_copies(finished), group.rows)
     records = records_of(job, group.rows, completions, group.drafts, context.price_microusd)
     texts = tokenizer.decode_batch([record.token_ids for record in records])
     records = with_text(records, texts, group.rows, group.spec, tokenizer.decode)
     report = group_report(records) | put_kept(context.objects, job, lease, records)
-    report |= group.reuse.checked(job.job_id, completions)
+    report |= group.reuse.figures(job.job_id, completions, records)
     records = with_receipts(context.privacy.cipher, job.job_id, group.rows, records)
     kept = kept_records(context.privacy.text_policy(job), records, tokenizer)
     timing = context.device_time(tickets)
@@ -279,14 +281,11 @@ def _keep_finished(context: StageContext, group: _Group) -> None:
     context.enqueue_publish(lease.job_id)
 
 
-def _finished_rows(
-    copies: Iterable[Completion], tickets: Iterable[Ticket], rows: Sequence[PromptRow]
-) -> list[Completion]:
+def _whole_rows(done: Sequence[Completion], rows: Sequence[PromptRow]) -> list[Completion]:
     """The completions of rows all of whose samples have finished.
 
     So a row is whole in this job's output, or whole in its remainder.
     """
-    done = [*copies, *(completion for ticket in tickets for completion in ticket.finished())]
     samples = Counter(row_and_sample(completion.request_id)[0] for completion in done)
     whole = {row.row_index for row in rows if samples[row.row_index] == row.n}
     return [c for c in done if row_and_sample(c.request_id)[0] in whole]

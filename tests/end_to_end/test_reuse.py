@@ -177,6 +177,57 @@ def test_a_completion_that_was_changed_is_not_copied(
     assert f"{first.job.job_id}/2/0 was changed after it was recorded" in caplog.text
 
 
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "now",
+            "parameters": {"type": "object", "properties": {"zone": {"enum": ["utc", "local"]}}},
+        },
+    }
+]
+YES_OR_NO = {"type": "choice", "choice": ["yes", "no", "perhaps"]}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False},
+        {"response_format": YES_OR_NO},
+    ],
+    ids=["tools", "choice"],
+)
+def test_what_has_a_form_is_copied_with_its_finish_reason(
+    night: Night, form: dict[str, Any]
+) -> None:
+    asked = {**SAMPLED, "ignore_eos": False, "max_tokens": 64, **form}
+    with night.worker(draft=None):
+        first, again = (night.run(sampling=asked, more=REUSE) for _ in range(2))
+        expected = night.run(sampling=asked)
+    assert None not in copies_in(again)
+    assert first.outputs == again.outputs == expected.outputs
+    reason = "tool_calls" if "tools" in form else "stop"
+    assert {c.finish_reason.value for c in again.completions} == {reason}
+
+
+def test_the_same_request_twice_in_a_group_is_computed_once(night: Night) -> None:
+    prompts = pq.read_table(night.folder / "prompts.parquet")
+    twice = pa.concat_tables([prompts, prompts])
+    ids = pa.array([f"row-{i}" for i in range(2 * ROWS)])
+    place = twice.column_names.index("id")
+    pq.write_table(twice.set_column(place, "id", ids), night.folder / "prompts.parquet")
+    with night.worker(draft=None):
+        done = night.run(more=REUSE)
+        expected = night.run()
+    job_id = done.job.job_id
+    assert copies_in(done) == [None] * ROWS + [f"{job_id}/{row}/0" for row in range(ROWS)]
+    assert done.outputs == expected.outputs
+    assert done.job.report["reused"] == ROWS
+    spent = sum(c.cost_usd for c in done.completions)
+    assert done.job.report["reuse_saved_usd"] == pytest.approx(spent, rel=1e-12)
+    assert is_intact(night, done)
+
+
 def test_a_row_may_have_known_samples_and_others(night: Night) -> None:
     with night.worker(draft=None):
         night.run(sampling={"n": 2, **SAMPLED}, more=REUSE)
