@@ -9,6 +9,7 @@ from typing import Any
 
 from specbatch.schemas.draft_switches import SwitchScope
 
+CONFIG_DIGEST = "config_digest"  # of a model's origin: of its config.json
 PREFIX = "models:"  # of a --proposer that names a registered model
 NO_MODELS: Mapping[str | None, str] = MappingProxyType({})  # by tag
 

@@ -18,8 +18,16 @@ from specbatch.pipeline.engines.models.model_folder import (
 )
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.errors import ModelError, UsageError
+from specbatch.schemas.fingerprint import CONFIG
 from specbatch.schemas.records import JobRow, Verification
-from specbatch.schemas.registry import PREFIX, DeployScope, ModelVersion, NewModel, deployed_for
+from specbatch.schemas.registry import (
+    CONFIG_DIGEST,
+    PREFIX,
+    DeployScope,
+    ModelVersion,
+    NewModel,
+    deployed_for,
+)
 from specbatch.schemas.spec import spec_of
 from specbatch.schemas.training import RECORD
 
@@ -39,7 +47,7 @@ def register(store: Store, name: str, folder: ModelFolder) -> tuple[ModelVersion
             f"{name!r} cannot be a model's name: use at most 64 letters, digits, dots, underscores "
             "and hyphens, a letter or digit first"
         )
-    origin = _origin(folder.path)
+    origin = {**_origin(folder.path), CONFIG_DIGEST: folder.fingerprint.parts.get(CONFIG)}
     parent = origin.get("parent")
     digest = parent.get("digest") if isinstance(parent, dict) else None
     ref = str(folder.path.resolve()) if Path(folder.ref).is_dir() else folder.ref

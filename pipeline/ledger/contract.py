@@ -107,10 +107,7 @@ class Store(Protocol):
         """
 
     def get_job(self, job_id: str) -> JobRow:
-        """Find a job by its id or a unique prefix of at least 6 characters.
-
-        Raises `JobNotFoundError`.
-        """
+        """By its id or a unique prefix of 6 characters or more. Raises `JobNotFoundError`."""
 
     def job_of_key(self, key: str) -> JobRow | None:
         """The job that was created with this idempotency key, if any."""
@@ -488,12 +485,8 @@ class Store(Protocol):
         all kept are skipped.
         """
 
-    # --- outputs that may be reused -----------------------------------------------------------
     def offer_answers(self, job_id: str, requests: Mapping[bytes, tuple[int, int]]) -> None:
-        """Keep which (row, sample) of a job answered a request, by the request's digest.
-
-        Nothing is kept of a purged job.
-        """
+        """Keep which (row, sample) of a job, unless it was purged, answered which request."""
 
     def answered(self, tenant: str, requests: Sequence[bytes]) -> dict[bytes, Answered]:
         """Completions of this tenant that answered these requests, where their texts are whole."""

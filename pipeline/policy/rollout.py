@@ -7,8 +7,10 @@ gambler begins with one unit and bets that the candidate's groups stand higher a
 far. If the candidate is no better, the capital reaches 1/p with a probability of p at most, however
 often one looks (Ville's inequality; G. Shafer, Testing by betting, JRSS A 184, 2021). A second
 gambler bets that they stand lower. Ranks are bet on, not figures, so one slow minute counts no more
-than one group, and shares may change on the way. Shadow drafts are no bet: they do not say what a
-model costs, and one with worse drafts may still earn more.
+than one group, and shares may change on the way. Shadow drafts do not say what a model costs: one
+with worse drafts may still earn more. Only where both cost the same, because only their weights
+differ, they are bet on too: whose drafts of a group had more accepted tokens. Both drafted at the
+same places, so that tells far sooner, and the rollout stays in shadow for it.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ ERROR = 0.02  # probability of each wrong verdict on a model that is just as goo
 STAKES = (0.1, 0.2, 0.4, 0.8)  # shares of the capital; the gambler spreads it over these
 SHADOW_GROUPS = 16  # in which both were compared before the candidate drafts for any …
 MOST_SHADOW_GROUPS = 64  # … or so many, where nothing can be compared
+PAIRED_GROUPS = 400  # in shadow without a verdict, of models that cost the same
 CANARY_GROUPS = 4  # that it drafts for at each share, at least
 MOST_GROUPS = 2000  # of a rollout without a verdict; then the present model stays
 
@@ -52,6 +55,7 @@ class RolloutState:
     """
 
     steps: Sequence[float]
+    same_cost: bool = False  # both models draft in the same time
     step: int = 0  # of these, the one that counts now
     outcome: Outcome | None = None  # None: it goes on
     _better: Gambler = field(default_factory=Gambler)
@@ -80,6 +84,8 @@ class RolloutState:
             return
         if seen.share > 0.0:
             self._bet(seen)
+        elif self.same_cost:
+            self._bet_on_shadow(seen)
         self._groups += 1
         if seen.share == self.share:
             self._at_step += 1
@@ -100,11 +106,19 @@ class RolloutState:
             return False
         if self.share:
             return self._telling >= CANARY_GROUPS
+        if self.same_cost and self._telling:
+            return self._at_step >= PAIRED_GROUPS
         return self._telling >= SHADOW_GROUPS or self._at_step >= MOST_SHADOW_GROUPS
 
     def _bet(self, seen: Observed) -> None:
         drawn = (1.0 if seen.is_candidate else 0.0) - seen.share
         won = self._standing(seen.earned) * drawn / max(seen.share, 1.0 - seen.share)
+        self._better.bet(won)
+        self._worse.bet(-won)
+
+    def _bet_on_shadow(self, seen: Observed) -> None:
+        more = seen.shadow_candidate - seen.shadow_serving
+        won = float((more > 0) - (more < 0))
         self._better.bet(won)
         self._worse.bet(-won)
 
@@ -118,9 +132,11 @@ class RolloutState:
         return standing
 
 
-def state_of(steps: Sequence[float], groups: Iterable[Observed]) -> RolloutState:
+def state_of(
+    steps: Sequence[float], groups: Iterable[Observed], same_cost: bool = False
+) -> RolloutState:
     """Where a rollout stands after all its groups."""
-    state = RolloutState(steps)
+    state = RolloutState(steps, same_cost)
     for seen in groups:
         state.add(seen)
     return state

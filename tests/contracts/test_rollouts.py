@@ -11,7 +11,7 @@ from contracts.shorthand import successes, together
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.policy.rollout import CANARY_GROUPS, SHADOW_GROUPS
 from specbatch.schemas.errors import UsageError
-from specbatch.schemas.registry import DeployScope, NewModel
+from specbatch.schemas.registry import CONFIG_DIGEST, DeployScope, NewModel
 from specbatch.schemas.rollouts import Observed, Outcome, Rollout
 
 ALL, NEWS = DeployScope(), DeployScope(tag="news")
@@ -52,6 +52,25 @@ def test_a_better_candidate_drafts_for_all_and_is_promoted(store: Store, candida
     assert store.rollouts() == []
     assert store.rollouts(history=True) == [settled]
     assert store.settle_rollouts() == []
+
+
+@pytest.mark.parametrize(
+    ("configs", "outcome"),
+    [(("f00", "f00"), Outcome.BETTER), (("f00", "f01"), None), ((None, None), None)],
+    ids=["same config", "another config", "not recorded"],
+)
+def test_shadow_drafts_decide_between_models_that_differ_by_their_weights_alone(
+    store: Store, configs: tuple[str | None, str | None], outcome: Outcome | None
+) -> None:
+    for fingerprint, config in zip(("aa", "bb"), configs, strict=True):
+        origin = {} if config is None else {CONFIG_DIGEST: config}
+        store.add_model(NewModel(fingerprint, "docs", f"/{fingerprint}", origin=origin))
+    store.promote("aa", ALL, "the first")
+    rollout = store.begin_rollout("bb", ALL, (0.0, 0.5, 1.0), "trained last night")
+    for i in range(SHADOW_GROUPS):
+        seen = Observed(0.0, False, 100, 1.0, 50, 10, 30, 20)
+        rollout = store.observe_rollout(rollout.number, "job", i, seen)
+    assert rollout.outcome is outcome
 
 
 def test_a_worse_candidate_ends_at_once_and_nothing_is_promoted(

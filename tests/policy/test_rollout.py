@@ -80,10 +80,10 @@ def test_a_rollouts_state_is_the_same_whenever_it_is_looked_at() -> None:
 
 
 def test_no_group_is_drafted_for_before_some_were_watched_in_shadow() -> None:
-    watched = Observed(0.0, False, 100, 1.0, 50, 10, 20, 20)
-    state = state_of(DEFAULT_STEPS, [watched] * (SHADOW_GROUPS - 1))
+    seen = Observed(0.0, False, 100, 1.0, 50, 10, 20, 20)
+    state = state_of(DEFAULT_STEPS, [seen] * (SHADOW_GROUPS - 1))
     assert state.share == 0.0
-    state.add(watched)
+    state.add(seen)
     assert (state.share, state.outcome) == (0.01, None)
 
 
@@ -91,9 +91,33 @@ def test_no_group_is_drafted_for_before_some_were_watched_in_shadow() -> None:
 def test_shadow_drafts_end_nothing_as_they_do_not_say_what_a_model_costs(
     candidate: int, serving: int
 ) -> None:
-    watched = Observed(0.0, False, 100, 1.0, 50, 10, candidate, serving)
-    state = state_of((0.0, 0.5, 1.0), [watched] * 400)
+    seen = Observed(0.0, False, 100, 1.0, 50, 10, candidate, serving)
+    state = state_of((0.0, 0.5, 1.0), [seen] * 400)
     assert (state.share, state.outcome, state.better, state.worse) == (0.5, None, 1.0, 1.0)
+
+
+def watched(seed: int, effect: float, same_cost: bool = True) -> RolloutState:
+    """The state after so many groups in shadow that each accepted 40 tokens or so."""
+    rng = random.Random(seed)
+    state = RolloutState(DEFAULT_STEPS, same_cost)
+    while state.outcome is None and state.step == 0:
+        hard = rng.lognormvariate(0.0, 0.5)  # for both
+        accepted = [round(40 * hard * rng.lognormvariate(0.0, 0.15) * e) for e in (effect, 1.0)]
+        state.add(Observed(0.0, False, 100, 1.0, 50, 16, *accepted))
+    return state
+
+
+def test_shadow_drafts_of_models_that_cost_the_same_are_judged_and_rarely_wrongly() -> None:
+    ends = Counter(watched(seed, 1.0).outcome for seed in range(200))
+    assert ends[Outcome.BETTER] + ends[Outcome.WORSE] <= 10, ends
+    assert watched(0, 1.0).step == 1, "then it drafts for some groups, as others do"
+
+
+@pytest.mark.parametrize(("effect", "outcome"), [(1.07, Outcome.BETTER), (0.93, Outcome.WORSE)])
+def test_a_small_difference_shows_in_shadow(effect: float, outcome: Outcome) -> None:
+    found = [watched(seed, effect) for seed in range(40)]
+    assert sum(state.outcome is outcome for state in found) >= 38
+    assert not any(watched(seed, effect, same_cost=False).outcome for seed in range(5))
 
 
 def test_a_rollout_goes_on_where_nothing_can_be_compared() -> None:

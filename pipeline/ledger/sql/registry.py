@@ -14,7 +14,14 @@ from specbatch.pipeline.ledger.sql import audit_log
 from specbatch.pipeline.ledger.sql.transactions import Now, upsert
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.masking import masked
-from specbatch.schemas.registry import Deployment, DeployScope, ModelVersion, NewModel, PairTrial
+from specbatch.schemas.registry import (
+    CONFIG_DIGEST,
+    Deployment,
+    DeployScope,
+    ModelVersion,
+    NewModel,
+    PairTrial,
+)
 from specbatch.schemas.rollouts import Outcome
 from specbatch.schemas.tables import Deployment as DeploymentTable
 from specbatch.schemas.tables import Model as ModelTable
@@ -183,6 +190,13 @@ def locked(conn: Connection, fingerprint: str) -> ModelVersion:
             f"{version.label} was retired by {version.retired_by}: choose another version"
         )
     return version
+
+
+def have_same_config(conn: Connection, one: str, other: str) -> bool:
+    """Whether two models differ by their weights alone; not, if that was not recorded."""
+    query = select(ModelTable.origin).where(ModelTable.fingerprint.in_([one, other]))
+    found = [origin.get(CONFIG_DIGEST) for origin in conn.scalars(query)]
+    return len(found) == 2 and found[0] == found[1] is not None
 
 
 def _end(conn: Connection, now: Now, scope: DeployScope, reason: str | None = None) -> None:

@@ -95,7 +95,8 @@ def observe(
     adding = adding.on_conflict_do_nothing().returning(RolloutGroup.id)
     if conn.execute(adding).first() is None:
         return _rollout(row)
-    state = state_of(row.steps, groups(conn, number))
+    same_cost = registry.have_same_config(conn, row.fingerprint, row.present)
+    state = state_of(row.steps, groups(conn, number), same_cost)
     values: dict[str, Any] = {"step": state.step, "better": state.better, "worse": state.worse}
     if state.outcome is not None:
         values["outcome"] = state.outcome.value
