@@ -102,8 +102,8 @@ class Store(Protocol):
     def create_job(self, job: NewJob) -> tuple[JobRow, bool]:
         """Insert a job. A known idempotency key returns its job and False.
 
-        Raises `IdempotencyError`, which names the fields that differ, when the key is known with
-        another spec digest. A known `job_id` is treated the same way.
+        Raises `IdempotencyError`, which names the fields that differ, for another spec digest. A known
+        `job_id` is treated the same way.
         """
 
     def get_job(self, job_id: str) -> JobRow:
@@ -713,10 +713,7 @@ class Store(Protocol):
 
     # --- audits -----------------------------------------------------------------------------
     def note_action(self, job_id: str, kind: EntryKind, payload: Mapping[str, Any]) -> Head:
-        """Log what this store's user did with a job, and change nothing else.
-
-        Raises `JobNotFoundError`.
-        """
+        """Only log what this store's user did with a job. Raises `JobNotFoundError`."""
 
     def log(self, job_id: str, after: int = 0, batch: int = 64) -> Iterator[LogEntry]:
         """The entries of a job's log after number `after`, in order, streamed."""
