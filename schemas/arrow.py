@@ -101,10 +101,13 @@ RESULTS = _schema(
     _required("ahead_price_microusd", pa.int64()),
     pa.field("numeric_class", pa.string()),
     pa.field("model_fingerprint", pa.string()),
+    pa.field("reused_from", pa.string()),
 )
 
 # Columns of `RESULTS` that files of earlier versions lack.
-LATER_RESULTS = ("numeric_class", "model_fingerprint")
+LATER_RESULTS = ("numeric_class", "model_fingerprint", "reused_from")
+
+_TOOL_CALL = pa.struct([_required("name", pa.string()), _required("arguments", pa.string())])
 
 OUTPUT = _schema(
     pa.field("id", pa.string()),
@@ -124,4 +127,5 @@ OUTPUT = _schema(
     pa.field("logprobs", list_of(pa.float32())),
     pa.field("top_logprobs", list_of(list_of(TOP_TOKEN))),
     pa.field("numeric_class", pa.string()),
+    pa.field("tool_calls", list_of(_TOOL_CALL)),
 )

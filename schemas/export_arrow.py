@@ -110,6 +110,7 @@ COMPLETIONS = pa.schema(
         _col("baseline_sec", _DOUBLE, "the time of these steps at depth 0"),
         _maybe("numeric_class", _STRING, "class in which its tokens were decided; null: unknown"),
         _maybe("model_fingerprint", _STRING, "of the model that decided them; null: unknown"),
+        _maybe("reused_from", _STRING, "job/row/sample that it is a copy of; null: computed here"),
     ]
 )
 

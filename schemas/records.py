@@ -356,11 +356,26 @@ class CompletionRecord:
     numeric_class: str | None = None  # that its tokens were decided in; None: not known
     model_fingerprint: str | None = None  # of the model that decided them; None: not known
     receipt: bytes | None = None  # see `audit/receipts.py`; None: there was no key when recorded
+    # `job/row/sample` of the completion that it is a copy of: then no pass decided its tokens, and
+    # its origins are all PLAIN. None: decided here.
+    reused_from: str | None = None
 
     @property
     def is_malformed(self) -> bool:
         """Whether it ended of itself without the response format or the calls it was asked for."""
         return self.finish_reason in FINISHED and self.error is not None
+
+
+class Answered(NamedTuple):
+    """A completion that is in the store, and the job that it is of."""
+
+    job_id: str
+    record: CompletionRecord
+
+    @property
+    def name(self) -> str:
+        """As `CompletionRecord.reused_from` has it."""
+        return f"{self.job_id}/{self.record.row_index}/{self.record.sample_index}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -617,6 +617,17 @@ class JobSpec(Part):
         description="targets that hear of the job's end, by their names in the workers' "
         "SPECBATCH_NOTIFY_FILE",
     )
+    reuse_outputs: bool = Field(
+        default=False,
+        description="answer a request that the store has an answer to from there: the same model, "
+        "numeric class, prompt, sampling and seed; and keep this job's answers for later jobs",
+    )
+    reuse_check: float = Field(
+        default=0.02,
+        ge=0.0,
+        le=1.0,
+        description="share of these answers that are computed again and compared",
+    )
     group_size: int = Field(default=64, ge=1, le=4096, description="prompts per unit of work")
     max_prompt_tokens: int | None = Field(default=None, ge=1, description="longer rows are refused")
 
@@ -636,6 +647,23 @@ class JobSpec(Part):
         verification = self.speculation.verification
         if verification is not Verification.COUPLED and self.proposer is None:
             raise ValueError(f"verification {verification} needs a draft model: name a proposer")
+        return self
+
+    @model_validator(mode="after")
+    def _reuse_needs_equal_bits(self) -> JobSpec:
+        if not self.reuse_outputs:
+            return self
+        verification = self.speculation.verification
+        if verification is not Verification.COUPLED:
+            raise ValueError(
+                f"reuse_outputs needs outputs that do not depend on drafts: leave verification "
+                f"{verification} out"
+            )
+        if self.engine.exactness != "bitwise":
+            raise ValueError(
+                "reuse_outputs needs outputs that do not depend on the batch: leave exactness "
+                f"{self.engine.exactness} out"
+            )
         return self
 
     def resolved(self, base: Path) -> JobSpec:

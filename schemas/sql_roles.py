@@ -50,6 +50,7 @@ TABLES = (
     "worker_processes",
     "time_slices",
     "stage_usage",
+    "reusable_outputs",
     "schedule_runs",
     "notifications",
     "draft_switches",
@@ -83,7 +84,7 @@ RIGHTS: Mapping[str, Rights] = {
             *("groups", "completions", "rejected_rows", "decisions", "machine_knowledge"),
             *("acceptance_priors", "tenants", "audit_log", "worker_sessions", "time_slices"),
             *("worker_processes", "notifications", "acceptance_days", "rollout_groups"),
-            "stage_usage",
+            *("stage_usage", "reusable_outputs"),
         ),
         deletes=("worker_processes", "acceptance_days"),  # of those that ended; of long ago
         columns={
@@ -118,6 +119,7 @@ RIGHTS: Mapping[str, Rights] = {
                 *("padding_ticks", "overhead_ticks"),
             ),
             "stage_usage": ("kept", *COUNTERS),
+            "reusable_outputs": ("job_id", "row_index", "sample_index"),
         },
         sequences=("decisions_id_seq", "rollout_groups_id_seq"),
         functions=(months.FUNCTION,),
@@ -173,6 +175,7 @@ RIGHTS: Mapping[str, Rights] = {
     # Empties what is kept of texts (`specbatch purge`), without seeing it, and says so in the log.
     PRIVACY: Rights(
         inserts=("audit_log",),
+        deletes=("reusable_outputs",),
         columns={
             "jobs": ("purged_at", "purged_to", "sealed_spec", "last_error", *_LOG_HEAD),
             "groups": ("last_error",),

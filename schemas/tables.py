@@ -231,6 +231,20 @@ class Completion(Base):
     model_fingerprint: Mapped[str | None]  # of the model that decided them; NULL: not known
     # Proves its prompt and output after these are purged (`receipts.py`); NULL: there was no key.
     receipt: Mapped[bytes | None] = mapped_column(LargeBinary)
+    reused_from: Mapped[str | None]  # job/row/sample that it is a copy of; NULL: decided here
+
+
+class ReusableOutput(Base):
+    """Which completion answered a request. Entries of purged jobs are gone; losing others costs
+    speed only."""
+
+    __tablename__ = "reusable_outputs"
+
+    tenant: Mapped[str] = mapped_column(primary_key=True)
+    request: Mapped[bytes] = mapped_column(LargeBinary, primary_key=True)  # digest: `reuse.py`
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.job_id", ondelete="CASCADE"), index=True)
+    row_index: Mapped[int] = mapped_column(BigInteger)
+    sample_index: Mapped[int]
 
 
 class Rejected(Base):

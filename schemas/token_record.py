@@ -78,13 +78,17 @@ _TICKS = " + ".join(
     f"{kind}_ticks" for kind in ("prefill", "verify", "draft", "rejected", "padding", "overhead")
 )
 
+_ORIGIN = (
+    "CASE WHEN {reused} THEN 'reused' WHEN {of}origin = 0 THEN 'plain' WHEN {of}origin = 1 THEN "
+    "'accepted' WHEN {of}origin = 2 THEN 'corrected' ELSE 'bonus' END"
+)
+
 # Innermost: the tokens. Then the number of each one's pass, draft and correction; then its place in
 # its pass.
 _POSTGRES = f"""
 CREATE VIEW token_record AS
 SELECT c.job_id, c.row_index, c.sample_index, (t.n - 1)::integer AS position, t.token_id::integer,
-  CASE t.origin WHEN 0 THEN 'plain' WHEN 1 THEN 'accepted' WHEN 2 THEN 'corrected' ELSE 'bonus' END
-    AS origin,
+  {_ORIGIN.format(of="t.", reused="c.reused_from IS NOT NULL")} AS origin,
   CASE WHEN t.origin <> 0 THEN c.sources ->> coalesce(p.makers[t.draft], 0)::integer END
     AS proposer,
   p.steps[t.pass] AS verifier_step, t.logprob::double precision AS logprob,
@@ -121,8 +125,7 @@ CROSS JOIN LATERAL (
 _SQLITE = f"""
 CREATE VIEW token_record AS
 SELECT job_id, row_index, sample_index, n AS position, token_id,
-  CASE origin WHEN 0 THEN 'plain' WHEN 1 THEN 'accepted' WHEN 2 THEN 'corrected' ELSE 'bonus' END
-    AS origin,
+  {_ORIGIN.format(of="", reused="reused_from IS NOT NULL")} AS origin,
   CASE WHEN origin <> 0 THEN json_extract(
     sources, '$[' || coalesce(json_extract(makers, '$[' || draft || ']'), 0) || ']'
   ) END AS proposer,
@@ -145,7 +148,7 @@ FROM (
       count(*) FILTER (WHERE origin = 2) OVER before AS correction
     FROM (
       SELECT job_id, row_index, sample_index, sources, makers, steps, rejected, pass_ticks,
-        {_TICKS} AS all_ticks, price_microusd, token.key AS n, token.value AS token_id,
+        reused_from, {_TICKS} AS all_ticks, price_microusd, token.key AS n, token.value AS token_id,
         json_extract(logprobs, '$[' || token.key || ']') AS logprob,
         json_extract(origins, '$[' || token.key || ']') AS origin
       FROM completions, json_each(completions.token_ids) AS token
@@ -160,14 +163,24 @@ FROM (
 )"""
 
 
-def creating(dialect: str) -> Iterator[str]:
+def view(dialect: str, with_reuse: bool = True) -> str:
+    """The statement that creates it. `with_reuse`: the table has the column `reused_from`."""
+    text = _POSTGRES if dialect == "postgresql" else _SQLITE
+    if with_reuse:
+        return text
+    text = text.replace("WHEN c.reused_from IS NOT NULL THEN 'reused' ", "")
+    text = text.replace("WHEN reused_from IS NOT NULL THEN 'reused' ", "")
+    return text.replace("reused_from, ", "")
+
+
+def creating(dialect: str, with_reuse: bool = True) -> Iterator[str]:
     """Statements that create the views and functions on `completions`, which must exist."""
     if dialect == "postgresql":
         yield months.CREATE_DEFAULT
         yield months.CREATE_FUNCTION
         yield months.REVOKE_FUNCTION
         yield from _FUNCTIONS.values()
-    yield _POSTGRES if dialect == "postgresql" else _SQLITE
+    yield view(dialect, with_reuse)
 
 
 def dropping(dialect: str) -> Iterator[str]:

@@ -68,6 +68,7 @@ class SpecOptions(TypedDict, total=False):
     verification: Literal["coupled", "rejection", "block"] | None
     dtype: Literal["auto", "bfloat16", "float16", "float32"] | None
     exactness: Literal["bitwise", "fast"] | None
+    reuse_outputs: bool | None
     group_size: int | None
     # The job
     name: str | None

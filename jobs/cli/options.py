@@ -187,6 +187,14 @@ Dtype = Annotated[Text, _option("--dtype", "auto, bfloat16, float16 or float32",
 Exactness = Annotated[
     Text, _option("--exactness", "bitwise or fast: whether bits may depend on the batch", _SPEED)
 ]
+ReuseOutputs = Annotated[
+    bool | None,
+    _option(
+        "--reuse-outputs/--no-reuse-outputs",
+        "answer requests that the store has the answer to from there",
+        _SPEED,
+    ),
+]
 GroupSize = Annotated[Whole, _option("--group-size", "prompts per unit of work", _SPEED)]
 
 Name = Annotated[Text, _option("--name", "the job's name")]

@@ -62,6 +62,7 @@ def submit_job(
     verification: o.Verification = None,
     dtype: o.Dtype = None,
     exactness: o.Exactness = None,
+    reuse_outputs: o.ReuseOutputs = None,
     group_size: o.GroupSize = None,
     name: o.Name = None,
     tenant: o.Tenant = None,

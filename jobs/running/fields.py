@@ -56,6 +56,7 @@ FIELD_OF = {
     "verification": "speculation.verification",
     "dtype": "engine.dtype",
     "exactness": "engine.exactness",
+    "reuse_outputs": "reuse_outputs",
     "group_size": "group_size",
 }
 

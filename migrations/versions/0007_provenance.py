@@ -67,7 +67,7 @@ def upgrade() -> None:
         *_constraints("month"),
         postgresql_partition_by="RANGE (month)",
     )
-    for statement in token_record.creating(dialect):
+    for statement in token_record.creating(dialect, with_reuse=False):
         op.execute(_literal(statement))
     if on_postgres:
         months = f"SELECT DISTINCT {_MONTH_POSTGRES} AS month FROM jobs AS j"

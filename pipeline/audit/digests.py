@@ -50,6 +50,11 @@ def _later_bytes(value: bytes | None) -> bytes:
     return b"" if value is None else _tagged(b"b", value)
 
 
+def _later_source(value: str | None) -> bytes:
+    """The same of a completion's name, told apart from a text."""
+    return b"" if value is None else _tagged(b"r", value.encode())
+
+
 def _integer(value: int) -> bytes:
     return b"i" + value.to_bytes(8, "little", signed=True)
 
@@ -138,6 +143,7 @@ FACTS: Mapping[str, Encode] = {
     "numeric_class": _later_text,
     "model_fingerprint": _later_text,
     "receipt": _later_bytes,
+    "reused_from": _later_source,
 }
 
 _get_content = attrgetter(*CONTENT)

@@ -6,7 +6,7 @@ installation's oldest encryption key: who only has the store cannot try out shor
 without a key there are no receipts. The audit log pins them like every fact of a completion.
 
     prompt     the token ids of the prompt, and the sampling values that the row brings itself
-    output     the token ids, the text, and why it ended
+    output     the token ids, the text, why it ended, and which completion it is a copy of, if any
     logprobs   of the tokens, in single precision
 """
 
@@ -75,7 +75,8 @@ def _prompt(job_id: str, row: PromptRow) -> bytes:
 
 def _output(job_id: str, record: CompletionRecord) -> bytes:
     said = [list(record.token_ids), record.text, record.finish_reason.value]
-    return _canonical([*_key(job_id, record), *said])
+    copied = [] if record.reused_from is None else [record.reused_from]
+    return _canonical([*_key(job_id, record), *said, *copied])
 
 
 def _logprobs(job_id: str, record: CompletionRecord) -> bytes:

@@ -342,6 +342,7 @@ class Completion:
     shadow_pair: ShadowPair = NO_SHADOW_PAIR  # of `Request.candidate`, with the serving model
     provenance: Provenance = NO_PROVENANCE
     ticks: Ticks = NO_TICKS
+    reused_from: str | None = None  # the completion that it is a copy of; None: it was computed
 
 
 @dataclass(slots=True)

@@ -53,6 +53,7 @@ from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.presence import WorkerProcess
 from specbatch.schemas.provenance import Ticks
 from specbatch.schemas.records import (
+    Answered,
     Artefact,
     Beat,
     CompletionRecord,
@@ -101,15 +102,12 @@ class Store(Protocol):
     def create_job(self, job: NewJob) -> tuple[JobRow, bool]:
         """Insert a job. A known idempotency key returns its job and False.
 
-        Raises `IdempotencyError`, which names the fields that differ, when the key is known with
-        another spec digest. A known `job_id` is treated the same way.
+        Raises `IdempotencyError`, which names the fields that differ, for another spec digest. A known
+        `job_id` is treated the same way.
         """
 
     def get_job(self, job_id: str) -> JobRow:
-        """Find a job by its id or a unique prefix of at least 6 characters.
-
-        Raises `JobNotFoundError`.
-        """
+        """By its id or a unique prefix of 6 characters or more. Raises `JobNotFoundError`."""
 
     def job_of_key(self, key: str) -> JobRow | None:
         """The job that was created with this idempotency key, if any."""
@@ -487,6 +485,12 @@ class Store(Protocol):
         all kept are skipped.
         """
 
+    def offer_answers(self, job_id: str, requests: Mapping[bytes, tuple[int, int]]) -> None:
+        """Keep which (row, sample) of a job, unless it was purged, answered which request."""
+
+    def answered(self, tenant: str, requests: Sequence[bytes]) -> dict[bytes, Answered]:
+        """Completions of this tenant that answered these requests, where their texts are whole."""
+
     # --- the model registry -------------------------------------------------------------------
     def add_model(self, model: NewModel) -> tuple[ModelVersion, bool]:
         """Register a model under the next version of its name; the version, and whether it is new.
@@ -709,10 +713,7 @@ class Store(Protocol):
 
     # --- audits -----------------------------------------------------------------------------
     def note_action(self, job_id: str, kind: EntryKind, payload: Mapping[str, Any]) -> Head:
-        """Log what this store's user did with a job, and change nothing else.
-
-        Raises `JobNotFoundError`.
-        """
+        """Only log what this store's user did with a job. Raises `JobNotFoundError`."""
 
     def log(self, job_id: str, after: int = 0, batch: int = 64) -> Iterator[LogEntry]:
         """The entries of a job's log after number `after`, in order, streamed."""

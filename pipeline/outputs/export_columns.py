@@ -16,7 +16,8 @@ from specbatch.schemas.provenance import TICK_KINDS, Provenance
 from specbatch.schemas.records import CompletionRecord, FinishReason, Origin
 from specbatch.schemas.timekeeping import TimeSlice, usd_of
 
-_ORIGINS = pa.array([origin.name.lower() for origin in Origin])  # numbered from 0
+# Numbered from 0; the last is no `Origin`: of all tokens of a completion that is a copy.
+_ORIGINS = pa.array([*(origin.name.lower() for origin in Origin), "reused"])
 
 MASKED = -1  # the id of a token that privacy has removed
 
@@ -49,13 +50,15 @@ def token_batch(job_id: str, records: Records) -> pa.RecordBatch:
     logprobs[has_logprobs[table.completion]] = np.fromiter(
         (p for r in compress(records, has_logprobs) for p in r.logprobs), dtype=np.float64
     )
+    copied = np.array([r.reused_from is not None for r in records], dtype=np.bool_)
+    origins = np.where(copied[table.completion], len(Origin), table.origin)
     columns = {
         "job_id": pa.repeat(job_id, len(table.position)),
         "row_index": rows[table.completion],
         "sample_index": samples[table.completion],
         "position": table.position,
         "token_id": table.token_id,
-        "origin": _ORIGINS.take(pa.array(table.origin)),
+        "origin": _ORIGINS.take(pa.array(origins)),
         "proposer": names.take(_nullable(table.source, table.source == NONE, pa.int64())),
         "verifier_step": _nullable(table.step, ~table.traced, pa.int64()),
         "logprob": _nullable(logprobs, ~has_logprobs[table.completion], pa.float32()),

@@ -20,6 +20,7 @@ Columns of `data/part-00000.parquet` and so on, or fields of `data/part-00000.js
     logprobs           list     the log-probability of each token; null if not asked for
     top_logprobs       list     the most likely tokens at each place: token_id, logprob
     numeric_class      string   the class in which the tokens were decided; null if unknown
+    tool_calls         list     calls of functions: name, arguments (JSON text); null if none
 
 A quarantined row has finish_reason "error", sample_index 0 and null in the columns that do not
 apply. Nothing else is in `data/`, so that any reader of the format opens the folder. Beside it, for

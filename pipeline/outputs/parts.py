@@ -16,6 +16,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from specbatch.pipeline.outputs.tool_calls import calls_in
 from specbatch.schemas import arrow
 from specbatch.schemas.errors import InputError
 from specbatch.schemas.records import CompletionRecord, FinishReason, RejectedRow
@@ -198,7 +199,21 @@ def columns_of(row: OutputRow) -> dict[str, Any]:
         "logprobs": None if row.top_logprobs is None else row.logprobs,
         "top_logprobs": top_columns(row),
         "numeric_class": row.numeric_class,
+        "tool_calls": _call_columns(row),
     }
+
+
+def _call_columns(row: CompletionRecord) -> list[dict[str, str]] | None:
+    """The calls of functions that an output ended with; None where there are none."""
+    if row.finish_reason is not FinishReason.TOOL_CALLS:
+        return None
+    try:
+        found = calls_in(row.text)
+    except ValueError:
+        found = None
+    if found is None:  # the text is not kept, or has marks in place of personal data
+        return None
+    return [{"name": call.name, "arguments": call.arguments} for call in found.calls]
 
 
 def top_columns(row: CompletionRecord) -> list[list[dict[str, float]]] | None:

@@ -75,6 +75,11 @@ class Privacy:
         policy = self._policy(job.tenant, mode)
         if policy.is_full:
             return job
+        if job.spec.get("reuse_outputs"):
+            raise UsageError(
+                f"reuse_outputs needs texts that are kept in full, and those of tenant "
+                f"{job.tenant!r} are kept {mode}: leave it out"
+            )
         return replace(
             job,
             name=policy.words(job.name),

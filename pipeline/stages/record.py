@@ -9,7 +9,8 @@ from specbatch.pipeline.privacy.retention import kept_records
 from specbatch.pipeline.stages import spans
 from specbatch.pipeline.stages.attempt import attempt
 from specbatch.pipeline.stages.context import StageContext
-from specbatch.pipeline.stages.requests import group_report
+from specbatch.pipeline.stages.group_report import group_report
+from specbatch.pipeline.stages.reuse import offer_answers
 from specbatch.pipeline.stages.texts import with_text
 from specbatch.pipeline.storage.artefacts import read_measured, read_results
 from specbatch.pipeline.storage.prompts import rows_of
@@ -42,6 +43,7 @@ def record(context: StageContext, job_id: str, index: int) -> None:
         with held.usage.last_write():
             timing = StageTiming(time.monotonic() - begun)
             due = store.commit_group(work.lease, kept, timing, report, held.usage)
+        offer_answers(store, job, spec, rows, done)
         spans.recorded(held.span, job, records, begun_ns)
         if due is not None:
             context.enqueue_unit(job, due, None)

@@ -9,7 +9,6 @@ from functools import partial
 from specbatch.pipeline.engines.contract import Cohort, Completion, Grammar, Request
 from specbatch.pipeline.engines.exact.proposers.history import History
 from specbatch.pipeline.engines.models.draft_names import DRAFT_MODEL
-from specbatch.pipeline.policy.costs.controls import weight
 from specbatch.pipeline.policy.costs.pricing import cost_units
 from specbatch.pipeline.policy.depth import depth_cap
 from specbatch.pipeline.privacy.retention import KEEP_ALL, TextPolicy
@@ -204,6 +203,7 @@ def records_of(
                 ahead_price_microusd=ahead_price,
                 numeric_class=job.numeric_class,
                 model_fingerprint=job.model_fingerprint,
+                reused_from=done.reused_from,
             )
         )
     return records
@@ -220,32 +220,3 @@ def blocks_of(
         for c in completions
         if c.error is None
     ]
-
-
-def group_report(records: Sequence[CompletionRecord]) -> dict[str, float]:
-    """What a group's records add to its job's report; `savings.py` reads it."""
-    report: dict[str, float] = {
-        "tokens": sum(len(r.token_ids) for r in records),
-        "proposed": sum(r.proposed for r in records),
-        "compute_sec": sum(r.compute_sec for r in records),
-        "draft_sec": sum(r.draft_sec for r in records),
-        "decode_sec": sum(r.decode_sec for r in records),
-        "baseline_sec": sum(r.baseline_sec for r in records),
-    }
-    if any(r.ahead_ticks for r in records):
-        report |= {
-            "ahead_taken": sum(weight(r.ahead_price_microusd) * r.draft_sec for r in records),
-            "ahead_usd": usd_of(sum(r.ahead_ticks * r.ahead_price_microusd for r in records)),
-        }
-    if any(r.shadow_proposed for r in records):
-        report |= {
-            "shadow_proposed": sum(r.shadow_proposed for r in records),
-            "shadow_accepted": sum(r.shadow_accepted for r in records),
-        }
-    if any(r.recheck.tokens for r in records):
-        report |= {
-            "rechecked_tokens": sum(r.recheck.tokens for r in records),
-            "differing_tokens": sum(r.recheck.differing for r in records),
-            "largest_margin": max(r.recheck.largest_margin for r in records),
-        }
-    return report

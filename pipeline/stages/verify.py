@@ -3,6 +3,7 @@
     claim     the next group in fair-share order that this worker may verify
     rows      its prompts, without those that were finished before its job was stopped
     drafts    blocks that were written ahead for them
+    reuse     answers that the store has, if the job wants them
     engine    join the fused batch and wait; last rows may go to an idle worker meanwhile
     results   one record per sample, written to the job's workspace
     commit    the group goes on to RECORD, with the device time that it took
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -31,15 +32,16 @@ from specbatch.pipeline.stages.attempt import attempt_on_device, begin, claim_ne
 from specbatch.pipeline.stages.context import StageContext
 from specbatch.pipeline.stages.draft_models import GroupModels
 from specbatch.pipeline.stages.drafting import uses_history
+from specbatch.pipeline.stages.group_report import group_report
 from specbatch.pipeline.stages.private_results import put_kept
 from specbatch.pipeline.stages.refill import refilled
 from specbatch.pipeline.stages.requests import (
     Drafts,
-    group_report,
     records_of,
     requests_of,
     row_and_sample,
 )
+from specbatch.pipeline.stages.reuse import NO_REUSE, Reuse, known_answers
 from specbatch.pipeline.stages.texts import with_text
 from specbatch.pipeline.storage.artefacts import DraftBlock, read_drafts, write_results
 from specbatch.pipeline.storage.objects import Objects
@@ -72,6 +74,12 @@ class _Group:
     drafts: Drafts
     tickets: list[Ticket]  # its requests in the engine
     models: GroupModels
+    reuse: Reuse = NO_REUSE
+
+    @property
+    def completions(self) -> list[Completion]:
+        """Waits for those that the engine still computes."""
+        return self.reuse.with_copies(done for ticket in self.tickets for done in ticket.wait())
 
 
 def verify(context: StageContext, job_id: str, index: int) -> None:
@@ -91,8 +99,10 @@ def verify(context: StageContext, job_id: str, index: int) -> None:
         loaded = (serves.drafts, host.draft_model)
         models = context.draft_models.of_group(job, spec, work.lease.group_index or 0, *loaded)
         group = _Group(held, work, job, spec, rows, drafts, tickets, models)
+        by_row = _requests(context, host, group)
+        group = replace(group, reuse=known_answers(context.store, job, spec, by_row))
         try:
-            lessons = _run_engine(context, host, group)
+            lessons = _run_engine(context, host, group, group.reuse.left(by_row))
         except RequestCancelledError:
             if not held.cancelled.is_set():
                 raise  # the worker ends, the job does not
@@ -106,6 +116,7 @@ def verify(context: StageContext, job_id: str, index: int) -> None:
 def _job_of(context: StageContext, host: Engines, work: GroupWork) -> tuple[JobRow, JobSpec]:
     """The job, and its spec, in the numeric class in which this worker verifies it."""
     job, spec = context.jobs.of_group(work.lease.job_id)
+    job = replace(job, model_fingerprint=work.model_fingerprint)
     engine = spec.engine.resolved(work.numeric_class)
     here, pinned = host.serves().class_of(engine.key), work.numeric_class
     if pinned not in (None, UNKNOWN, here):
@@ -155,13 +166,16 @@ def blocks_ahead(
     return {(block.row_index, block.sample_index): block for block in blocks}
 
 
-def _run_engine(context: StageContext, host: Engines, group: _Group) -> list[Lessons]:
+def _run_engine(
+    context: StageContext, host: Engines, group: _Group, by_row: Sequence[Sequence[Request]]
+) -> list[Lessons]:
     """Complete the group's rows in its tickets; returns what the engine learned about drafts.
 
     Rows that went to an idle worker are not among the completions, nor in the group any more.
     """
     held, job, spec, tickets = group.held, group.job, group.spec, group.tickets
-    by_row = _requests(context, host, group)
+    if not by_row:
+        return []
     requests = list(chain.from_iterable(by_row))
     blocks = group.drafts.values()
     priors = context.drafting.priors(job, blocks) if spec.speculation.enabled else ()
@@ -177,7 +191,8 @@ def _run_engine(context: StageContext, host: Engines, group: _Group) -> list[Les
         held.spent_usd = lambda: context.device_time(tickets).device_usd
         if held.cancelled.is_set():  # before the engine knew of the requests
             host.cancel(job.job_id)
-        may_split = not group.work.rows_kept  # else its rows are not counted as the store does
+        # Else its rows are not counted as the store does.
+        may_split = not group.work.rows_kept and not group.reuse.is_any
         return wait_for_rows(service, tickets, held, by_row, split, may_split)
 
 
@@ -214,10 +229,11 @@ def _with_fingerprint(host: Engines, group: _Group) -> _Group:
 def _commit(context: StageContext, group: _Group, lessons: Sequence[Lessons]) -> None:
     """Write the results, and send the group on to RECORD."""
     held, job, tickets, price = group.held, group.job, group.tickets, context.price_microusd
-    completions = [done for ticket in tickets for done in ticket.wait()]
+    completions = group.completions
     records = records_of(job, group.rows, completions, group.drafts, price)
     measured = sum((lesson.measured for lesson in lessons), NOTHING_MEASURED)
-    data = write_results(records, measured.priced(price).report())
+    reused = group.reuse.figures(job.job_id, completions, records)
+    data = write_results(records, measured.priced(price).report() | reused)
     artefact = context.put(job, "results", held.lease, data)
     held.check()
     spans.verified(held.span, job, tickets, records)
@@ -230,7 +246,8 @@ def _commit(context: StageContext, group: _Group, lessons: Sequence[Lessons]) ->
     with held.usage.last_write():
         context.timing.commit(held.lease, advance)
     context.enqueue_unit(job, Stage.RECORD, held.lease.group_index)
-    done = [(record, c.shadow_pair) for record, c in zip(records, completions, strict=True)]
+    pairs = zip(records, completions, strict=True)
+    done = [(record, c.shadow_pair) for record, c in pairs if not c.reused_from]
     context.draft_models.observe(held.lease, group.models.trials, done)
 
 
@@ -247,11 +264,14 @@ def _keep_finished(context: StageContext, group: _Group) -> None:
     held, job, tickets = group.held, group.job, group.tickets
     lease = held.lease
     tokenizer = context.tokenizers.of_job(context.jobs.of_group(job.job_id)[0])
-    completions = _finished_rows(tickets, group.rows)
+    finished = (completion for ticket in tickets for completion in ticket.finished())
+    known = replace(group.reuse, repeats={})  # the row that they repeat may not be whole
+    completions = _whole_rows(known.with_copies(finished), group.rows)
     records = records_of(job, group.rows, completions, group.drafts, context.price_microusd)
     texts = tokenizer.decode_batch([record.token_ids for record in records])
     records = with_text(records, texts, group.rows, group.spec, tokenizer.decode)
     report = group_report(records) | put_kept(context.objects, job, lease, records)
+    report |= group.reuse.figures(job.job_id, completions, records)
     records = with_receipts(context.privacy.cipher, job.job_id, group.rows, records)
     kept = kept_records(context.privacy.text_policy(job), records, tokenizer)
     timing = context.device_time(tickets)
@@ -261,12 +281,11 @@ def _keep_finished(context: StageContext, group: _Group) -> None:
     context.enqueue_publish(lease.job_id)
 
 
-def _finished_rows(tickets: Iterable[Ticket], rows: Sequence[PromptRow]) -> list[Completion]:
+def _whole_rows(done: Sequence[Completion], rows: Sequence[PromptRow]) -> list[Completion]:
     """The completions of rows all of whose samples have finished.
 
     So a row is whole in this job's output, or whole in its remainder.
     """
-    done = [completion for ticket in tickets for completion in ticket.finished()]
     samples = Counter(row_and_sample(completion.request_id)[0] for completion in done)
     whole = {row.row_index for row in rows if samples[row.row_index] == row.n}
     return [c for c in done if row_and_sample(c.request_id)[0] in whole]

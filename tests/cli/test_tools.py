@@ -259,6 +259,19 @@ def test_calls_are_what_the_client_expects_and_fit_their_tool(done: Path, name: 
         assert set(called) == {"get_weather" if name == "named" else "now"}
 
 
+def test_calls_are_a_column_of_the_output(done: Path) -> None:
+    rows = pq.read_table(done / "out-4" / "data").to_pylist()
+    found = {(row["id"], row["sample_index"]): row["tool_calls"] for row in rows}
+    seen = 0
+    for name in ASKED:
+        for choice in answer(done, name).choices:
+            calls = [call.function for call in choice.message.tool_calls or ()]
+            expected = [{"name": call.name, "arguments": call.arguments} for call in calls]
+            assert found[name, choice.index] == (expected or None)
+            seen += len(calls)
+    assert seen
+
+
 def test_a_model_may_call_or_answer_as_it_likes(done: Path) -> None:
     answers = answer(done, "auto, answers").choices[0]
     assert answers.finish_reason in ("stop", "length")

@@ -7,7 +7,7 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -127,9 +127,18 @@ class Night:
                 self._client = None
 
     def run(
-        self, name: str = "night", tenant: str = "default", tokens: int = TOKENS, **speculation: Any
+        self,
+        name: str = "night",
+        tenant: str = "default",
+        tokens: int = TOKENS,
+        sampling: Mapping[str, Any] | None = None,
+        more: Mapping[str, Any] | None = None,
+        **speculation: Any,
     ) -> Done:
-        """Do a job: greedy, its log-probabilities kept."""
+        """Do a job: greedy if `sampling` says nothing else, its log-probabilities kept.
+
+        `more`: other fields of its spec.
+        """
         assert self._client is not None, "only inside `worker`"
         self._jobs += 1
         spec = load_spec(
@@ -138,9 +147,13 @@ class Night:
                 "tenant": tenant,
                 "input": {"uri": str(self.folder / "prompts.parquet")},
                 "output": {"uri": str(self.folder / f"out-{self._jobs}")},
-                "sampling": {"max_tokens": tokens, "ignore_eos": True, "logprobs": True},
+                "sampling": {
+                    **{"max_tokens": tokens, "ignore_eos": True, "logprobs": True},
+                    **(sampling or {}),
+                },
                 "speculation": {"pregenerate": False, **speculation},
                 **self._models,
+                **(more or {}),
             }
         )
         job, _ = self._client.submit(spec)
@@ -148,6 +161,15 @@ class Night:
         job = self.store.get_job(job.job_id)
         assert last.state is JobState.DONE, job.error
         return Done(self.store, job)
+
+    def write(self, statement: str, **values: Any) -> None:
+        """Change the store's rows behind its back."""
+        engine = create_engine(self.settings.store_url)
+        try:
+            with engine.begin() as connection:
+                connection.execute(text(statement), values)
+        finally:
+            engine.dispose()
 
     def table(self, name: str) -> list[dict[str, Any]]:
         """The store's own rows."""

@@ -225,6 +225,7 @@ def test_counters_are_the_store_s_totals_to_the_last_token(busy: Busy) -> None:
             label = tag or "(no tag)"
             assert total("proposed_tokens", tag=label) == sum(r.proposed for r in mine)
             assert total("accepted_tokens", tag=label) == sum(r.accepted for r in mine)
+        assert total("emitted_tokens", origin="reused") == total("reused_completions") == 0
         assert total("malformed_outputs") == 2 == sum(bool(r.error) for r in records)
         assert total("malformed_outputs", tag=TAGS[0] or "(no tag)") == 2
         assert progress.rows_failed == 2, "one row has the wrong form, one no prompt"

@@ -18,7 +18,7 @@ from specbatch.pipeline.observe.report.page import page
 from specbatch.pipeline.operations.report import gather
 from specbatch.pipeline.operations.report_texts import make_pieces
 from specbatch.pipeline.policy.costs.controls import Arm, Controls, Measured, Part
-from specbatch.pipeline.stages.requests import group_report
+from specbatch.pipeline.stages.group_report import group_report
 from specbatch.schemas.audit import AuditRecord
 from specbatch.schemas.errors import JobNotFoundError, MissingExtraError, StoreError
 from specbatch.schemas.privacy import NOT_KEPT, PrivacyMode

@@ -23,7 +23,7 @@ from sqlalchemy import (
 
 from specbatch.pipeline.ledger import rules
 from specbatch.pipeline.ledger.contract import MOST_JOBS
-from specbatch.pipeline.ledger.sql import audit_log, jobs
+from specbatch.pipeline.ledger.sql import audit_log, jobs, reusing
 from specbatch.pipeline.ledger.sql.transactions import Now, Transactions
 from specbatch.schemas import mapper
 from specbatch.schemas.audit import EntryKind
@@ -96,6 +96,7 @@ def _begin(conn: Connection, now: Now, job_id: str, why: str) -> tuple[str, int 
         .values(purged_at=now, purged_to=0, **emptied, **head)
     )
     conn.execute(update(Group).where(Group.job_id == row.job_id).values(last_error=null()))
+    reusing.forget(conn, row.job_id)
     return row.job_id, 0, row.next_row
 
 

@@ -24,6 +24,7 @@ from specbatch.pipeline.ledger.sql import (
     purging,
     reading,
     registry,
+    reusing,
     rolling_out,
     schedules,
     splitting,
@@ -270,6 +271,8 @@ class SqlStore:
     supersede_acceptance = _writes(learning.supersede_acceptance)
     forget_old_acceptance = _writes(learning.forget_old_acceptance)
     past_outputs = _pages(learning.past_outputs)
+    offer_answers = _writes(reusing.offer)
+    answered = _reads(reusing.answered)
 
     # --- the model registry -----------------------------------------------------------------
     add_model = _writes(registry.add_model)

@@ -33,6 +33,8 @@ from specbatch.schemas.timekeeping import usd_of
 PRIVATE = "private"  # for the name and the tags of a job of which no texts are kept
 UNKNOWN = "unknown"  # a job that this process never read; the proposer of drafts without a source
 NO_TAG = "(no tag)"
+_ORIGINS = tuple(origin.name.lower() for origin in Origin)  # numbered from 0
+_REUSED = "reused"  # of all tokens of a completion that is a copy
 NO_PROPOSER = "none"
 MOST_JOBS = 1024  # whose names are kept
 MOST_STEPS = 256  # that are buffered
@@ -109,9 +111,12 @@ class Meter:
         job = self.job_label(job_id)
         proposed: Counter[tuple[str, str]] = Counter()  # by proposer and tag
         accepted: Counter[tuple[str, str]] = Counter()
-        emitted: Counter[int] = Counter()
+        emitted: Counter[str] = Counter()
         for record in records:
-            emitted.update(record.origins)
+            if record.reused_from is None:
+                emitted.update(_ORIGINS[origin] for origin in record.origins)
+            else:
+                emitted[_REUSED] += len(record.token_ids)
             for proposer, drafted in by_proposer(record).items():
                 key = (proposer, self._tag_label(job_id, record.tag))
                 proposed[key] += drafted[0]
@@ -122,9 +127,10 @@ class Meter:
             for key, by in proposed.items():
                 metrics.count(names.PROPOSED, job, *key, by=by)
                 metrics.count(names.ACCEPTED, job, *key, by=accepted[key])
-            for origin in Origin:
-                by = emitted[origin]
-                metrics.count(names.EMITTED, job, origin.name.lower(), by=by)
+            for origin in (*_ORIGINS, _REUSED):
+                metrics.count(names.EMITTED, job, origin, by=emitted[origin])
+            copies = sum(record.reused_from is not None for record in records)
+            metrics.count(names.REUSED, job, by=copies)
             for reason, count in Counter(r.finish_reason for r in records).items():
                 metrics.count(names.COMPLETIONS, job, reason.value, by=count)
             for tag, count in Counter(r.tag for r in records if r.is_malformed).items():

@@ -91,7 +91,7 @@ STORE = Scope.STORE
 PROPOSED = _counter("proposed_tokens", "draft tokens verified", "job", "proposer", "tag")
 ACCEPTED = _counter("accepted_tokens", "draft tokens accepted", "job", "proposer", "tag")
 EMITTED = _counter(
-    "emitted_tokens", "tokens of completions; origin: plain, accepted, corrected, bonus",
+    "emitted_tokens", "tokens of completions; origin: plain, accepted, corrected, bonus, reused",
     "job", "origin",
 )  # fmt: skip
 PROMPT_TOKENS = _counter("prompt_tokens", "prompt tokens of recorded rows, of each row once", "job")
@@ -99,6 +99,7 @@ COMPLETIONS = _counter("completions", "recorded completions", "job", "finish_rea
 MALFORMED = _counter(
     "malformed_outputs", "outputs without the response format that was asked for", "job", "tag"
 )
+REUSED = _counter("reused_completions", "completions that are copies of earlier ones", "job")
 COST = _counter("cost_usd", "dollars attributed to recorded completions", "job")
 BASELINE_COST = _counter(
     "baseline_cost_usd",

@@ -195,7 +195,7 @@ class Tally:
 
     def _count_passes(self, row: RowFigures) -> None:
         kept, plain = passes_of(row.origins)
-        self.plain_passes += plain
+        self.plain_passes += plain if row.verifier_passes else 0  # none of a copy
         if not kept:
             return
         drafted, proposers = row.drafted, row.makers

@@ -206,7 +206,8 @@ class Facts:
     @property
     def tokens_per_pass(self) -> float | None:
         passes = self.progress.verifier_passes
-        return self.progress.completion_tokens / passes if passes else None
+        copied = int(self.job.report.get("reused_tokens", 0))  # without a pass
+        return (self.progress.completion_tokens - copied) / passes if passes else None
 
     @property
     def sources_drawn(self) -> tuple[str, ...]:

@@ -32,7 +32,9 @@ class JobSummary:
 
     @property
     def tokens_per_pass(self) -> float | None:
-        return _ratio(self.progress.completion_tokens, self.progress.verifier_passes)
+        copied = int(self.job.report.get("reused_tokens", 0))  # without a pass
+        computed = self.progress.completion_tokens - copied
+        return _ratio(computed, self.progress.verifier_passes)
 
     @property
     def cost_per_1k_usd(self) -> float | None:
@@ -66,6 +68,13 @@ def summary_rows(summary: JobSummary) -> list[tuple[str, str]]:
     verification = job.spec.get("speculation", {}).get("verification", Verification.COUPLED)
     if verification != Verification.COUPLED:
         rows.append(("verification", f"{verification}: outputs depend on the drafts"))
+    if reused := int(report.get("reused", 0)):
+        saved = f"they cost ${report['reuse_saved_usd']:.6f} when they were computed"
+        rows.append(("outputs reused", f"{reused:,}; {saved}"))
+    if checked := int(report.get("reuse_checked", 0)):
+        differing = int(report.get("reuse_differing", 0))
+        found = f"{differing:,} of {checked:,}"
+        rows.append(("known outputs that differ when computed again", found))
     if rechecked := int(report.get("rechecked_tokens", 0)):  # where bits may depend on the batch
         differing = int(report["differing_tokens"])
         margin = f" (margin at most {report['largest_margin']:.2g})" if differing else ""
