@@ -102,8 +102,8 @@ class Store(Protocol):
     def create_job(self, job: NewJob) -> tuple[JobRow, bool]:
         """Insert a job. A known idempotency key returns its job and False.
 
-        Raises `IdempotencyError`, which names the fields that differ, for another spec digest. A known
-        `job_id` is treated the same way.
+        Raises `IdempotencyError`, which names the fields that differ, for another spec digest. The
+        same holds for a known `job_id`.
         """
 
     def get_job(self, job_id: str) -> JobRow:
