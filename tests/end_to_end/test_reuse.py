@@ -13,6 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from end_to_end.test_drafting import ROWS, TOKENS, Done, Night
 
+from specbatch.pipeline.observe.report.page import page
+from specbatch.pipeline.operations.report import gather
 from specbatch.pipeline.operations.tools import make_auditor
 from specbatch.schemas.records import Origin
 from support.models import tiny_llama
@@ -61,6 +63,8 @@ def test_the_same_requests_are_copied_by_another_worker_and_cost_nothing(night: 
     assert again.job.report["reused_tokens"] == ROWS * TOKENS
     assert "reused" not in first.job.report
     assert is_intact(night, again)
+    shown = page(gather(night.store, night.settings, again.job.job_id, samples=2, made_at=2e9))
+    assert "Outputs reused" in shown
     view = {r["origin"] for r in night.table("token_record") if r["job_id"] == again.job.job_id}
     assert view == {"reused"}
 
