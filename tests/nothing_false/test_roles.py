@@ -63,6 +63,7 @@ class Installation:
     def submitted(self, output: str, verifier: Path | None = None) -> str:
         """The id of a job that an operator submits."""
         arguments = ("--input", "in.parquet", "--output", output, "--max-tokens", "4")
+        arguments += ("--reuse-outputs",)  # answers are kept, copied and purged
         model = ("--verifier", str(verifier or self.models.verifier))
         told = command(
             *("submit-job", *arguments, *model),
@@ -426,12 +427,18 @@ def test_every_command_works_for_the_role_that_it_is_for(here: Installation, don
         here.says("operator", "retry", stopped)
         wait_until("it is done", lambda: here.value(ended) == "done", [one])
         one.end()
+    copies = f"SELECT count(reused_from) FROM completions WHERE job_id = '{stopped}'"
+    assert here.value(copies) == 6, "the retried job asks what the first one asked"
+    answers = f"SELECT count(*) FROM reusable_outputs WHERE job_id = '{done}'"
+    assert here.value(answers) == 1, "all prompts are the same"
     assert "intact" in here.says("auditor", "audit", done, "--sample", "0")
     here.says("auditor", "export", done, "--what", "completions", "--to", "all.parquet")
     assert pq.read_table(here.folder / "all.parquet").num_rows == 6
     here.says("worker", "export", done, "--what", "completions", "--to", "x.parquet", code=4)
     here.says("privacy", "purge", "--job", stopped)
     assert here.value(f"SELECT max(text) FROM completions WHERE job_id = '{stopped}'") == ""
+    here.says("privacy", "purge", "--job", done)
+    assert here.value(answers) == 0
     for job in (done, stopped):
         assert "intact" in here.says("auditor", "audit", job, "--sample", "0")
         assert "NOT" not in here.says("auditor", "audit", job, "--sample", "0")
