@@ -1,9 +1,13 @@
 """Drafts of a candidate model beside those of the model that serves a row, of the same places.
 
 Nobody verifies them: both wait until their places are decided, whoever drafts for the row
-meanwhile, and count as far as they are what was decided. Coupled outputs do not depend on drafts,
-so neither model has an advantage; ratio tests keep a draft that is likely enough, and there nothing
-is compared. Only some sequences are drafted for, in a small share of the engine's time.
+meanwhile, and count as far as they are what was decided. Coupled outputs do not depend on drafts;
+ratio tests keep a draft that is likely enough, and there nothing is compared. Only some sequences
+are drafted for, in a small share of the engine's time.
+
+Passes begin where the serving model was refused, more often where it does badly, and there any
+other model looks better. So places are drawn from the seed before their text is written, and drafts
+of the row end at them: neither model has an advantage.
 """
 
 from __future__ import annotations
@@ -15,9 +19,12 @@ from specbatch.pipeline.engines.exact.speculation.shadow import agreed, is_watch
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.policy.acceptance import Track
 from specbatch.schemas.records import Verification
+from specbatch.schemas.seeds import draft_seed
 from specbatch.schemas.speculation import ShadowPair
 
 SHARE = 0.01  # of the time of steps, at most
+APART = 16  # output tokens to the next place, at most
+ANY_DEPTH = 1 << 30
 AT_ONCE = 4  # sequences: a call that reads their prompts first must not hold up a step
 
 
@@ -45,6 +52,7 @@ class Pairs:
     """The drafts in waiting, a pair of a sequence at most, and what they may cost."""
 
     _waiting: dict[Sequence, _Waiting] = field(default_factory=dict)
+    _places: dict[Sequence, int] = field(default_factory=dict)  # output tokens before the next one
     _allowance_sec: float = 0.0
     _busy_sec: float = 0.0  # when it was last asked
     _last_sec: float = 0.0  # what the last drafts took
@@ -64,14 +72,29 @@ class Pairs:
         self._last_sec = sec
 
     def is_due(self, sequence: Sequence) -> bool:
-        """Whether it is one of the few, and has no drafts in waiting."""
+        """Whether it is one of the few, has no drafts in waiting, and is at its place.
+
+        To be asked before each of its passes: it also draws the next place.
+        """
         request = sequence.request
-        return (
+        may_be = (
             request.candidate is not None
             and is_watched(request.seed)
             and sequence not in self._waiting
             and sequence.verification is Verification.COUPLED
         )
+        if not may_be:
+            return False
+        at = sequence.num_output
+        place = self._places.get(sequence, 0)
+        if place <= at:
+            self._places[sequence] = at + 1 + draft_seed(request.seed, at) % APART
+        return place == at
+
+    def room(self, sequence: Sequence) -> int:
+        """Draft tokens that its next pass may have, to end at its place at the latest."""
+        place = self._places.get(sequence, -1)
+        return place - sequence.num_output - 1 if place > sequence.num_output else ANY_DEPTH
 
     def keep(self, pair: Pair, track: Track) -> None:
         """Both drafts are there, cut to the shorter. `track`: of the candidate."""
@@ -86,10 +109,14 @@ class Pairs:
         """Judge the drafts whose places are all decided."""
         over = [s for s, w in self._waiting.items() if s.num_output >= w.begin + len(w.candidate)]
         for sequence in over:
-            self.forget(sequence)
+            self._judge(sequence)
 
     def forget(self, sequence: Sequence) -> None:
-        """The sequence ends or is over its drafts: as much of both as is decided is counted."""
+        """The sequence ends: as much of its drafts as is decided is counted."""
+        self._places.pop(sequence, None)
+        self._judge(sequence)
+
+    def _judge(self, sequence: Sequence) -> None:
         waiting = self._waiting.pop(sequence, None)
         if waiting is None:
             return

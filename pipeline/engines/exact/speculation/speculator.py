@@ -162,7 +162,7 @@ class Speculator:
             if choice is None:
                 continue
             proposer, depth = choice
-            depth = min(depth, sequence.remaining - 1, left)
+            depth = min(depth, sequence.remaining - 1, left, self._pairs.room(sequence))
             if depth > 0 and (granted := room(sequence, depth)):
                 asked.setdefault(proposer.name, []).append((i, granted))
                 left -= granted
@@ -376,10 +376,10 @@ class Speculator:
     def _draft_in_pairs(self, deciding: Seq[Sequence], busy_sec: float) -> float:
         """Candidates and serving models draft for the same places; the seconds that it took."""
         self._pairs.compare()
-        if not self._pairs.may_draft(busy_sec):
+        due = [sequence for sequence in deciding if self._pairs.is_due(sequence)]
+        if not (due and self._pairs.may_draft(busy_sec)):
             return 0.0
-        due = (pair for s in deciding if self._pairs.is_due(s) and (pair := self._pair_of(s)))
-        pairs = list(islice(due, AT_ONCE))
+        pairs = list(islice((pair for s in due if (pair := self._pair_of(s))), AT_ONCE))
         if not pairs:
             return 0.0
         begun = time.perf_counter()
