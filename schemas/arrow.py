@@ -60,6 +60,8 @@ DRAFTS = _schema(
     _required("price_microusd", pa.int64()),  # … and its price
 )
 
+REUSED_FROM = "reused_from"  # left out where nothing is
+
 RESULTS = _schema(
     _required("row_index", pa.int64()),
     _required("sample_index", pa.int32()),
@@ -101,11 +103,11 @@ RESULTS = _schema(
     _required("ahead_price_microusd", pa.int64()),
     pa.field("numeric_class", pa.string()),
     pa.field("model_fingerprint", pa.string()),
-    pa.field("reused_from", pa.string()),
+    pa.field(REUSED_FROM, pa.string()),
 )
 
 # Columns of `RESULTS` that files of earlier versions lack.
-LATER_RESULTS = ("numeric_class", "model_fingerprint", "reused_from")
+LATER_RESULTS = ("numeric_class", "model_fingerprint", REUSED_FROM)
 
 _TOOL_CALL = pa.struct([_required("name", pa.string()), _required("arguments", pa.string())])
 

@@ -619,14 +619,14 @@ class JobSpec(Part):
     )
     reuse_outputs: bool = Field(
         default=False,
-        description="answer a request that the store has an answer to from there: the same model, "
-        "numeric class, prompt, sampling and seed; and keep this job's answers for later jobs",
+        description="response cache: copy the output of the same request (model, numeric class, "
+        "prompt, sampling, seed) from the store, and let later jobs copy this job's outputs",
     )
     reuse_check: float = Field(
         default=0.02,
         ge=0.0,
         le=1.0,
-        description="share of these answers that are computed again and compared",
+        description="share of these outputs that are computed again and compared",
     )
     group_size: int = Field(default=64, ge=1, le=4096, description="prompts per unit of work")
     max_prompt_tokens: int | None = Field(default=None, ge=1, description="longer rows are refused")

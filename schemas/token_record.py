@@ -78,17 +78,13 @@ _TICKS = " + ".join(
     f"{kind}_ticks" for kind in ("prefill", "verify", "draft", "rejected", "padding", "overhead")
 )
 
-_ORIGIN = (
-    "CASE WHEN {reused} THEN 'reused' WHEN {of}origin = 0 THEN 'plain' WHEN {of}origin = 1 THEN "
-    "'accepted' WHEN {of}origin = 2 THEN 'corrected' ELSE 'bonus' END"
-)
-
 # Innermost: the tokens. Then the number of each one's pass, draft and correction; then its place in
 # its pass.
 _POSTGRES = f"""
 CREATE VIEW token_record AS
 SELECT c.job_id, c.row_index, c.sample_index, (t.n - 1)::integer AS position, t.token_id::integer,
-  {_ORIGIN.format(of="t.", reused="c.reused_from IS NOT NULL")} AS origin,
+  CASE {{reused}} WHEN t.origin = 0 THEN 'plain' WHEN t.origin = 1 THEN 'accepted'
+    WHEN t.origin = 2 THEN 'corrected' ELSE 'bonus' END AS origin,
   CASE WHEN t.origin <> 0 THEN c.sources ->> coalesce(p.makers[t.draft], 0)::integer END
     AS proposer,
   p.steps[t.pass] AS verifier_step, t.logprob::double precision AS logprob,
@@ -125,7 +121,8 @@ CROSS JOIN LATERAL (
 _SQLITE = f"""
 CREATE VIEW token_record AS
 SELECT job_id, row_index, sample_index, n AS position, token_id,
-  {_ORIGIN.format(of="", reused="reused_from IS NOT NULL")} AS origin,
+  CASE {{reused}} WHEN origin = 0 THEN 'plain' WHEN origin = 1 THEN 'accepted'
+    WHEN origin = 2 THEN 'corrected' ELSE 'bonus' END AS origin,
   CASE WHEN origin <> 0 THEN json_extract(
     sources, '$[' || coalesce(json_extract(makers, '$[' || draft || ']'), 0) || ']'
   ) END AS proposer,
@@ -148,7 +145,7 @@ FROM (
       count(*) FILTER (WHERE origin = 2) OVER before AS correction
     FROM (
       SELECT job_id, row_index, sample_index, sources, makers, steps, rejected, pass_ticks,
-        reused_from, {_TICKS} AS all_ticks, price_microusd, token.key AS n, token.value AS token_id,
+        {{column}} {_TICKS} AS all_ticks, price_microusd, token.key AS n, token.value AS token_id,
         json_extract(logprobs, '$[' || token.key || ']') AS logprob,
         json_extract(origins, '$[' || token.key || ']') AS origin
       FROM completions, json_each(completions.token_ids) AS token
@@ -165,12 +162,11 @@ FROM (
 
 def view(dialect: str, with_reuse: bool = True) -> str:
     """The statement that creates it. `with_reuse`: the table has the column `reused_from`."""
-    text = _POSTGRES if dialect == "postgresql" else _SQLITE
-    if with_reuse:
-        return text
-    text = text.replace("WHEN c.reused_from IS NOT NULL THEN 'reused' ", "")
-    text = text.replace("WHEN reused_from IS NOT NULL THEN 'reused' ", "")
-    return text.replace("reused_from, ", "")
+    copied = "c.reused_from" if dialect == "postgresql" else "reused_from"
+    return (_POSTGRES if dialect == "postgresql" else _SQLITE).format(
+        reused=f"WHEN {copied} IS NOT NULL THEN 'reused'" if with_reuse else "",
+        column="reused_from," if with_reuse else "",
+    )
 
 
 def creating(dialect: str, with_reuse: bool = True) -> Iterator[str]:

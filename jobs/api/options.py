@@ -69,6 +69,7 @@ class SpecOptions(TypedDict, total=False):
     dtype: Literal["auto", "bfloat16", "float16", "float32"] | None
     exactness: Literal["bitwise", "fast"] | None
     reuse_outputs: bool | None
+    reuse_check: float | None
     group_size: int | None
     # The job
     name: str | None

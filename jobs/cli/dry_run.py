@@ -150,7 +150,8 @@ def _learn_from_earlier_jobs(plan: Plan, settings: Settings, spec: JobSpec) -> N
         return
     with suppress(SpecbatchError), closing(make_store(settings)) as store:
         done = store.list_jobs(LOOKED_AT, JobState.DONE)
-        alike = [job for job in done if job.verifier == spec.verifier]
+        # Copies take no time: a job with some tells nothing of what computing takes.
+        alike = [j for j in done if j.verifier == spec.verifier and not j.report.get("reused")]
         found = [store.progress(job.job_id) for job in alike[:HISTORY]]
         tokens = sum(progress.completion_tokens for progress in found)
         seconds = sum(progress.compute_sec for progress in found)

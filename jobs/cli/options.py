@@ -191,9 +191,12 @@ ReuseOutputs = Annotated[
     bool | None,
     _option(
         "--reuse-outputs/--no-reuse-outputs",
-        "answer requests that the store has the answer to from there",
+        "copy the outputs of requests that were computed before",
         _SPEED,
     ),
+]
+ReuseCheck = Annotated[
+    Real, _option("--reuse-check", "share of reused outputs to compute again and compare", _SPEED)
 ]
 GroupSize = Annotated[Whole, _option("--group-size", "prompts per unit of work", _SPEED)]
 

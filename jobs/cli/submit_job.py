@@ -63,6 +63,7 @@ def submit_job(
     dtype: o.Dtype = None,
     exactness: o.Exactness = None,
     reuse_outputs: o.ReuseOutputs = None,
+    reuse_check: o.ReuseCheck = None,
     group_size: o.GroupSize = None,
     name: o.Name = None,
     tenant: o.Tenant = None,

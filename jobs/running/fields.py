@@ -57,6 +57,7 @@ FIELD_OF = {
     "dtype": "engine.dtype",
     "exactness": "engine.exactness",
     "reuse_outputs": "reuse_outputs",
+    "reuse_check": "reuse_check",
     "group_size": "group_size",
 }
 

@@ -26,6 +26,7 @@ ENDED_BADLY = "did not end well"
 OTHER_TAG = "have another tag"
 TOKENS_GONE = "have no tokens any more"
 MASKED_TOKENS = "have masked tokens"
+COPIED = "are copies of others"
 UNTRACED = "are older than the records of drafts"
 OTHER_PROPOSER = "were not drafted by this proposer"
 FEW_REJECTIONS = "have fewer rejections"
@@ -66,6 +67,8 @@ class Corrections:
             reason = TOKENS_GONE
         elif _is_masked(record, prompt):
             reason = MASKED_TOKENS
+        elif record.reused_from is not None:
+            reason = COPIED
         elif not record.provenance.steps or len(record.logprobs) != len(record.token_ids):
             reason = UNTRACED
         if reason is not None:

@@ -235,7 +235,9 @@ class Drafting:
             )
             return PILOT_TOKENS
         most = min(spec.sampling.max_tokens, MOST_AHEAD)
-        price = _price(progress, self._draft_usd.get(job.proposer or ""))
+        draft_usd = self._draft_usd.get(job.proposer or "")
+        # Copies cost nothing, so such a job does not tell what its tokens cost.
+        price = None if spec.reuse_outputs else _price(progress, draft_usd)
         acceptance, tested = _of_blocks(counts, proposer)
         length = block_length(acceptance, tested, most, price)
         if not length:

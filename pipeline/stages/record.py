@@ -10,9 +10,9 @@ from specbatch.pipeline.stages import spans
 from specbatch.pipeline.stages.attempt import attempt
 from specbatch.pipeline.stages.context import StageContext
 from specbatch.pipeline.stages.group_report import group_report
-from specbatch.pipeline.stages.reuse import offer_answers
+from specbatch.pipeline.stages.reuse import offer_answers, reuse_report
 from specbatch.pipeline.stages.texts import with_text
-from specbatch.pipeline.storage.artefacts import read_measured, read_results
+from specbatch.pipeline.storage.artefacts import read_measured, read_results, read_reuse
 from specbatch.pipeline.storage.prompts import rows_of
 from specbatch.pipeline.storage.workspace import read_own
 from specbatch.schemas.records import Stage, StageTiming
@@ -33,17 +33,22 @@ def record(context: StageContext, job_id: str, index: int) -> None:
         rows = rows_of(objects, job, work.where)
         mine = {row.row_index for row in rows}  # groups that were split off share the file
         results = read_own(objects, job, work.results)
-        records = [record for record in read_results(results) if record.row_index in mine]
+        found = read_results(results)
+        records = [record for record in found if record.row_index in mine]
         tokenizer = context.tokenizers.of_job(job)
         texts = tokenizer.decode_batch([record.token_ids for record in records])
         done = with_text(records, texts, rows, spec, tokenizer.decode)
         done = with_receipts(context.privacy.cipher, job.job_id, rows, done)
         kept = kept_records(context.privacy.text_policy(job), done, tokenizer, texts)
-        report = group_report(records) | read_measured(results)
+        notes = read_reuse(results)
+        # What was measured counts once, with the first record, where the file is shared.
+        has_first = bool(found) and found[0].row_index in mine
+        measured = read_measured(results) if has_first else {}
+        report = group_report(records) | measured | reuse_report(notes, records)
         with held.usage.last_write():
             timing = StageTiming(time.monotonic() - begun)
             due = store.commit_group(work.lease, kept, timing, report, held.usage)
-        offer_answers(store, job, spec, rows, done)
         spans.recorded(held.span, job, records, begun_ns)
         if due is not None:
             context.enqueue_unit(job, due, None)
+        offer_answers(store, job, notes, done)

@@ -12,14 +12,16 @@ import hashlib
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from itertools import chain
+from typing import NamedTuple
 
 import orjson
 
 from specbatch.pipeline.engines.contract import Completion, Request
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.storage.artefacts import ReuseNotes
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.mapper import as_float32
 from specbatch.schemas.numeric_class import UNKNOWN
@@ -29,17 +31,24 @@ from specbatch.schemas.records import (
     FinishReason,
     JobRow,
     Origin,
-    PromptRow,
-    SamplingParams,
 )
 from specbatch.schemas.spec import JobSpec
 
 log = logging.getLogger(__name__)
 
-# What a report has of reuse: see `Reuse.report`.
+# What a report has of reuse: see `reuse_report`.
 REUSED, REUSED_TOKENS, SAVED_USD = "reused", "reused_tokens", "reuse_saved_usd"
 CHECKED, DIFFERING = "reuse_checked", "reuse_differing"
 _DIGEST_BYTES = 16
+
+
+# Who decides where a text ends, beside the model: the versions of these.
+_DECIDE_ENDS = ("specbatch", "llguidance", "tokenizers")
+
+
+class _Asked(NamedTuple):
+    digest: bytes
+    max_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +56,7 @@ class Reuse:
     """Of a group: what need not be computed, and the answers that are computed again. All by
     request id, which is also how `reused_from` names a completion."""
 
+    asked: Mapping[str, _Asked] = field(default_factory=dict)  # all of its requests
     sources: Mapping[str, Answered] = field(default_factory=dict)  # answers of the store
     repeats: Mapping[str, str] = field(default_factory=dict)  # the first of the same requests here
     to_check: Mapping[str, Answered] = field(default_factory=dict)
@@ -72,41 +82,30 @@ class Reuse:
         ]
         return [*done.values(), *copies]
 
-    def figures(
-        self, job_id: str, completions: Iterable[Completion], records: Iterable[CompletionRecord]
-    ) -> dict[str, float]:
-        """For the job's report, after comparing what was computed again."""
-        copies = [record for record in records if record.reused_from is not None]
-        costs = {f"{job_id}/{r.row_index}/{r.sample_index}": r.cost_usd for r in records}
+    def notes(
+        self, completions: Iterable[Completion], records: Iterable[CompletionRecord]
+    ) -> ReuseNotes:
+        """Of a group's completions and their records, in one order. Logs what differs."""
+        pairs = list(zip(completions, records, strict=True))
+        costs = {done.request_id: record.cost_usd for done, record in pairs}
         costs |= {answer.name: answer.record.cost_usd for answer in self.sources.values()}
-        checked, differing = self._compared(job_id, completions)
-        figures = {
-            REUSED: len(copies),
-            REUSED_TOKENS: sum(len(record.token_ids) for record in copies),
-            SAVED_USD: sum(costs[str(record.reused_from)] for record in copies),
-            CHECKED: checked,
-            DIFFERING: differing,
-        }
-        return {name: float(value) for name, value in figures.items() if value}
-
-    def _compared(self, job_id: str, completions: Iterable[Completion]) -> tuple[int, int]:
-        """How many answers were computed again, and how many of them differ."""
-        checked = differing = 0
-        for done in completions:
-            answer = self.to_check.get(done.request_id)
-            if answer is None or done.error is not None:
-                continue
-            checked += 1
-            if _is_same(done, answer.record):
-                continue
-            differing += 1
-            log.error(
-                "%s is not what %s says, though weights, numeric class, prompt, sampling and seed "
-                "are the same: audit both jobs with `specbatch audit`, and submit job %s without "
-                "reuse_outputs until you know why",
-                *(done.request_id, answer.name, job_id),
-            )
-        return checked, differing
+        return ReuseNotes(
+            answers={
+                _place(record): asked.digest.hex()
+                for done, record in pairs
+                if (asked := self.asked.get(done.request_id)) and _is_whole(done, asked.max_tokens)
+            },
+            saved_usd={
+                _place(record): costs[done.reused_from]
+                for done, record in pairs
+                if done.reused_from is not None
+            },
+            checked={
+                _place(record): _differs(done, self.to_check[done.request_id])
+                for done, record in pairs
+                if done.request_id in self.to_check and done.error is None
+            },
+        )
 
 
 NO_REUSE = Reuse()
@@ -118,39 +117,56 @@ def known_answers(
     """What the store knows of these requests; the job's model and numeric class are pinned."""
     if not may_reuse(job, spec):
         return NO_REUSE
-    requests: defaultdict[bytes, list[str]] = defaultdict(list)
-    for request in chain.from_iterable(by_row):
-        digest = request_digest(job, request.prompt_ids, request.params, request.seed)
-        requests[digest].append(request.request_id)
+    asked = {
+        r.request_id: _Asked(request_digest(job, r), r.params.max_tokens)
+        for r in chain.from_iterable(by_row)
+    }
+    alike: defaultdict[bytes, list[str]] = defaultdict(list)
+    for request_id, one in asked.items():
+        alike[one.digest].append(request_id)
     try:
-        answers = store.answered(job.tenant, list(requests))
+        answers = store.answered(job.tenant, list(alike))
     except StoreError as error:
         log.warning("job %s: earlier answers cannot be read: %s", job.job_id, error)
-        return NO_REUSE
+        answers = {}
     sources: dict[str, Answered] = {}
     repeats: dict[str, str] = {}
     to_check: dict[str, Answered] = {}
-    for digest, (first, *others) in requests.items():
+    for digest, (first, *others) in alike.items():
         answer = answers.get(digest)
-        if answer is None:
-            repeats |= dict.fromkeys(others, first)
-        elif _is_drawn(first, spec.reuse_check):
-            to_check[first] = answer
-            repeats |= dict.fromkeys(others, first)
-        else:
+        if answer is not None and not _is_drawn(first, spec.reuse_check):
             sources |= dict.fromkeys((first, *others), answer)
-    return Reuse(sources, repeats, to_check)
+            continue
+        repeats |= dict.fromkeys(others, first)
+        if answer is not None:
+            to_check[first] = answer
+    return Reuse(asked, sources, repeats, to_check)
+
+
+def reuse_report(notes: ReuseNotes, records: Iterable[CompletionRecord]) -> dict[str, float]:
+    """What these of a group's records add to their job's report; nothing where nothing is."""
+    records = list(records)
+    copies = [record for record in records if record.reused_from is not None]
+    checked = [notes.checked[place] for r in records if (place := _place(r)) in notes.checked]
+    figures = {
+        REUSED: len(copies),
+        REUSED_TOKENS: sum(len(record.token_ids) for record in copies),
+        SAVED_USD: sum(notes.saved_usd[_place(record)] for record in copies),
+        CHECKED: len(checked),
+        DIFFERING: sum(checked),
+    }
+    return {name: float(value) for name, value in figures.items() if value}
 
 
 def offer_answers(
-    store: Store,
-    job: JobRow,
-    spec: JobSpec,
-    rows: Iterable[PromptRow],
-    records: Iterable[CompletionRecord],
+    store: Store, job: JobRow, notes: ReuseNotes, records: Iterable[CompletionRecord]
 ) -> None:
     """Keep what was computed for later requests. Without it only speed is lost."""
-    answers = _answers_of(job, spec, rows, records)
+    answers = {
+        bytes.fromhex(notes.answers[place]): (record.row_index, record.sample_index)
+        for record in records
+        if (place := _place(record)) in notes.answers and record.error is None
+    }
     if not answers:
         return
     try:
@@ -159,44 +175,35 @@ def offer_answers(
         log.warning("answers of job %s cannot be reused: %s", job.job_id, error)
 
 
-def _answers_of(
-    job: JobRow, spec: JobSpec, rows: Iterable[PromptRow], records: Iterable[CompletionRecord]
-) -> dict[bytes, tuple[int, int]]:
-    """The (row, sample) that answers a request; none of a job without reuse."""
-    by_index = {row.row_index: row for row in rows}
-    found = {}
-    for record in records:
-        decided = replace(
-            job,
-            numeric_class=record.numeric_class,
-            model_fingerprint=record.model_fingerprint,
-        )
-        is_new = record.reused_from is None and record.error is None
-        if is_new and record.finish_reason is not FinishReason.ERROR and may_reuse(decided, spec):
-            row = by_index[record.row_index]
-            params = spec.sampling.params(dict(row.overrides))
-            digest = request_digest(decided, row.prompt_ids, params, record.seed)
-            found[digest] = (record.row_index, record.sample_index)
-    return found
-
-
 def may_reuse(job: JobRow, spec: JobSpec) -> bool:
     """Whether the job wants it, all that bits depend on is known, and its texts are kept."""
     is_known = not {job.numeric_class, job.model_fingerprint} & {None, UNKNOWN}
     return spec.reuse_outputs and job.privacy.is_full and is_known
 
 
-def request_digest(
-    job: JobRow, prompt_ids: Sequence[int], params: SamplingParams, seed: int
-) -> bytes:
+def request_digest(job: JobRow, request: Request) -> bytes:
     """Equal for requests that have the same answer. Greedy answers do not depend on the seed."""
-    of_format = [version("specbatch"), version("llguidance")] if params.form else []
+    params = request.params
+    versions = [version(name) for name in _DECIDE_ENDS] if params.form or params.stop else []
     said = [
-        *("specbatch request 1", job.model_fingerprint, job.numeric_class, list(prompt_ids)),
-        *(asdict(params), seed if params.temperature else 0, of_format),
+        *("specbatch request 1", job.model_fingerprint, job.numeric_class),
+        *(list(request.prompt_ids), asdict(params), request.seed if params.temperature else 0),
+        versions,
     ]
     data = orjson.dumps(said, option=orjson.OPT_SORT_KEYS)
     return hashlib.sha256(data).digest()[:_DIGEST_BYTES]
+
+
+def _place(record: CompletionRecord) -> str:
+    return f"{record.row_index}/{record.sample_index}"
+
+
+def _is_whole(done: Completion, max_tokens: int) -> bool:
+    """Whether the next to ask may have it: it was computed here, and went to its end. A worker with
+    more memory for KV would write on where this one had no room."""
+    if done.reused_from is not None or done.error is not None:
+        return False
+    return done.finish_reason is not FinishReason.LENGTH or len(done.token_ids) >= max_tokens
 
 
 def _of_record(request_id: str, answer: Answered) -> Completion:
@@ -228,17 +235,26 @@ def _copy(
         accepted_at_depth=(),
         error=of.error,
         top_logprobs=of.top_logprobs,
-        reused_from=source,
+        reused_from=source if of.error is None else None,
     )
 
 
-def _is_same(done: Completion, record: CompletionRecord) -> bool:
-    said, computed = record.logprobs, as_float32(done.logprobs)
-    return tuple(done.token_ids) == tuple(record.token_ids) and _bits(computed) == _bits(said)
+def _differs(done: Completion, answer: Answered) -> bool:
+    """Whether what was computed is something else than the store says, bit for bit."""
+    said = answer.record
+    if tuple(done.token_ids) == tuple(said.token_ids) and _bits(done) == _bits(said):
+        return False
+    log.error(
+        "%s is not what %s says, though weights, numeric class, prompt, sampling and seed are the "
+        "same: audit both jobs with `specbatch audit`, and submit jobs without reuse_outputs until "
+        "you know why",
+        *(done.request_id, answer.name),
+    )
+    return True
 
 
-def _bits(values: Sequence[float]) -> list[str]:
-    return [value.hex() for value in as_float32(values)]
+def _bits(of: Completion | CompletionRecord) -> list[str]:
+    return [value.hex() for value in as_float32(of.logprobs)]
 
 
 def _is_drawn(request_id: str, share: float) -> bool:

@@ -41,7 +41,7 @@ from specbatch.pipeline.stages.requests import (
     requests_of,
     row_and_sample,
 )
-from specbatch.pipeline.stages.reuse import NO_REUSE, Reuse, known_answers
+from specbatch.pipeline.stages.reuse import NO_REUSE, Reuse, known_answers, reuse_report
 from specbatch.pipeline.stages.texts import with_text
 from specbatch.pipeline.storage.artefacts import DraftBlock, read_drafts, write_results
 from specbatch.pipeline.storage.objects import Objects
@@ -232,8 +232,8 @@ def _commit(context: StageContext, group: _Group, lessons: Sequence[Lessons]) ->
     completions = group.completions
     records = records_of(job, group.rows, completions, group.drafts, price)
     measured = sum((lesson.measured for lesson in lessons), NOTHING_MEASURED)
-    reused = group.reuse.figures(job.job_id, completions, records)
-    data = write_results(records, measured.priced(price).report() | reused)
+    notes = group.reuse.notes(completions, records)
+    data = write_results(records, measured.priced(price).report(), notes)
     artefact = context.put(job, "results", held.lease, data)
     held.check()
     spans.verified(held.span, job, tickets, records)
@@ -271,7 +271,7 @@ def _keep_finished(context: StageContext, group: _Group) -> None:
     texts = tokenizer.decode_batch([record.token_ids for record in records])
     records = with_text(records, texts, group.rows, group.spec, tokenizer.decode)
     report = group_report(records) | put_kept(context.objects, job, lease, records)
-    report |= group.reuse.figures(job.job_id, completions, records)
+    report |= reuse_report(group.reuse.notes(completions, records), records)
     records = with_receipts(context.privacy.cipher, job.job_id, group.rows, records)
     kept = kept_records(context.privacy.text_policy(job), records, tokenizer)
     timing = context.device_time(tickets)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import orjson
@@ -25,7 +25,7 @@ from specbatch.schemas.records import (
     TopLogprobs,
 )
 
-_MEASURED = b"measured"  # beside the results
+_MEASURED, _REUSE = b"measured", b"reuse"  # beside the results
 _PROPOSER = b"proposer"  # beside the drafts, which are all its own
 _SEQUENCES = ("token_ids", "origins", "logprobs", "proposed_at_depth", "accepted_at_depth")
 
@@ -40,6 +40,18 @@ class DraftBlock:
     ticks: int = 0  # 100-ns units that the device took to make it …
     price_microusd: int = 0  # … and the price of an hour of it
     proposer: str = ""  # fingerprint of the model that wrote it; empty: not known
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseNotes:
+    """Of a group, by "row/sample": what recording needs to know of reuse."""
+
+    answers: Mapping[str, str] = field(default_factory=dict)  # digest of its request, hexadecimal
+    saved_usd: Mapping[str, float] = field(default_factory=dict)  # what the source of a copy cost
+    checked: Mapping[str, bool] = field(default_factory=dict)  # whether it differed
+
+
+NO_NOTES = ReuseNotes()
 
 
 def write_prompts(rows: Sequence[PromptRow]) -> bytes:
@@ -98,7 +110,9 @@ def read_drafts(data: bytes) -> list[DraftBlock]:
 
 
 def write_results(
-    records: Sequence[CompletionRecord], measured: Mapping[str, float] | None = None
+    records: Sequence[CompletionRecord],
+    measured: Mapping[str, float] | None = None,
+    reuse: ReuseNotes = NO_NOTES,
 ) -> bytes:
     """`measured`: figures that the attempt adds to its job's report, beside its records."""
     reach(CrashPoint.ARTEFACT_WRITE)
@@ -110,8 +124,13 @@ def write_results(
     columns["recheck"] = [_recheck(record.recheck) for record in records]
     columns["origins"] = [[int(origin) for origin in record.origins] for record in records]
     columns["top_logprobs"] = [_structs(record.top_logprobs) for record in records]
-    beside = {_MEASURED: orjson.dumps(dict(measured))} if measured else None
-    return _write(arrow.RESULTS, columns, beside)
+    beside = {_MEASURED: orjson.dumps(dict(measured))} if measured else {}
+    if reuse != NO_NOTES:
+        beside[_REUSE] = orjson.dumps(asdict(reuse))
+    schema = arrow.RESULTS
+    if not any(columns[arrow.REUSED_FROM]):  # so that earlier versions can read the file
+        schema = schema.remove(schema.get_field_index(arrow.REUSED_FROM))
+    return _write(schema, columns, beside or None)
 
 
 def read_results(data: bytes) -> list[CompletionRecord]:
@@ -136,6 +155,12 @@ def read_measured(data: bytes) -> dict[str, float]:
     """The `measured` of `write_results`; empty in files of earlier versions."""
     found = _beside(data, _MEASURED)
     return {} if found is None else {name: float(n) for name, n in orjson.loads(found).items()}
+
+
+def read_reuse(data: bytes) -> ReuseNotes:
+    """The `reuse` of `write_results`."""
+    found = _beside(data, _REUSE)
+    return NO_NOTES if found is None else ReuseNotes(**orjson.loads(found))
 
 
 def _recheck(found: Recheck) -> dict[str, Any]:

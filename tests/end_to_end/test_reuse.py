@@ -178,7 +178,7 @@ def test_a_completion_that_was_changed_is_not_copied(
         )
         again = night.run(more=REUSE)
     assert [row for row, name in enumerate(copies_in(again)) if name is None] == [2]
-    assert f"{first.job.job_id}/2/0 was changed after it was recorded" in caplog.text
+    assert f"row 2 of job {first.job.job_id} was changed after it was recorded" in caplog.text
 
 
 TOOLS = [

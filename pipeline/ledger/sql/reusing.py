@@ -6,13 +6,14 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Select, delete, select, tuple_
+from sqlalchemy import Connection, Row, Select, delete, exists, select, tuple_
 
 from specbatch.pipeline.audit.digests import content_digest
 from specbatch.pipeline.ledger.sql.transactions import Now, upsert
 from specbatch.schemas import completion_rows
+from specbatch.schemas.audit_tables import Audit
 from specbatch.schemas.privacy import PrivacyMode
-from specbatch.schemas.records import Answered
+from specbatch.schemas.records import Answered, CompletionRecord
 from specbatch.schemas.tables import Completion, Job
 from specbatch.schemas.tables import ReusableOutput as Table
 
@@ -25,7 +26,9 @@ def offer(
     conn: Connection, _now: Now, job_id: str, requests: Mapping[bytes, tuple[int, int]]
 ) -> None:
     """The newest completion of a request takes the place of an older one."""
-    tenant = conn.scalar(select(Job.tenant).where(Job.job_id == job_id, Job.purged_at.is_(None)))
+    # Locked, so that a purge comes before, and is seen, or after, and deletes what is added.
+    here = select(Job.tenant).where(Job.job_id == job_id, Job.purged_at.is_(None))
+    tenant = conn.scalar(here.with_for_update(read=True))
     if tenant is None or not requests:
         return
     rows = [
@@ -43,20 +46,30 @@ def answered(conn: Connection, tenant: str, requests: Sequence[bytes]) -> dict[b
     found = {}
     for begin in range(0, len(requests), _AT_ONCE):
         for row in conn.execute(_query(tenant, requests[begin : begin + _AT_ONCE])):
-            record = completion_rows.completion_record(row)
-            answer = Answered(row.job_id, record)
-            if row.digest == content_digest(record):
-                found[bytes(row.request)] = answer
-            else:
-                log.error(
-                    "completion %s was changed after it was recorded, and is not reused: audit the "
-                    "job with `specbatch audit %s`",
-                    *(answer.name, answer.job_id),
-                )
+            if (record := _intact(row)) is not None:
+                found[bytes(row.request)] = Answered(row.job_id, record)
     return found
 
 
+def _intact(row: Row[Any]) -> CompletionRecord | None:
+    """The completion, as it was recorded; None if its tokens or texts were changed since."""
+    try:
+        record = completion_rows.completion_record(row)
+        if row.digest == content_digest(record):
+            return record
+    except (TypeError, ValueError, OverflowError) as error:
+        log.debug("row %s of job %s cannot be read: %s", row.row_index, row.job_id, error)
+    log.error(
+        "row %s of job %s was changed after it was recorded, and is not reused: audit the job with "
+        "`specbatch audit %s`",
+        *(row.row_index, row.job_id, row.job_id),
+    )
+    return None
+
+
 def _query(tenant: str, requests: Sequence[bytes]) -> Select[Any]:
+    """Not of jobs in which an audit found a token that is not the verifier's."""
+    disproved = exists().where(Audit.job_id == Table.job_id, Audit.differing > 0)
     of = (Completion.job_id, Completion.row_index, Completion.sample_index)
     return (
         select(
@@ -69,6 +82,7 @@ def _query(tenant: str, requests: Sequence[bytes]) -> Select[Any]:
         .join(Job, Job.job_id == Table.job_id)
         .where(Table.tenant == tenant, Table.request.in_(requests))
         .where(Job.purged_at.is_(None), Job.privacy == PrivacyMode.FULL.value)
+        .where(~disproved)
     )
 
 

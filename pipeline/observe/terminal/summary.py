@@ -69,12 +69,12 @@ def summary_rows(summary: JobSummary) -> list[tuple[str, str]]:
     if verification != Verification.COUPLED:
         rows.append(("verification", f"{verification}: outputs depend on the drafts"))
     if reused := int(report.get("reused", 0)):
-        saved = f"they cost ${report['reuse_saved_usd']:.6f} when they were computed"
+        saved = f"${report.get('reuse_saved_usd', 0.0):.6f} when they were computed"
         rows.append(("outputs reused", f"{reused:,}; {saved}"))
     if checked := int(report.get("reuse_checked", 0)):
         differing = int(report.get("reuse_differing", 0))
         found = f"{differing:,} of {checked:,}"
-        rows.append(("known outputs that differ when computed again", found))
+        rows.append(("reuse check: outputs that differ", found))
     if rechecked := int(report.get("rechecked_tokens", 0)):  # where bits may depend on the batch
         differing = int(report["differing_tokens"])
         margin = f" (margin at most {report['largest_margin']:.2g})" if differing else ""
