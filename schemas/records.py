@@ -361,6 +361,11 @@ class CompletionRecord:
     reused_from: str | None = None
 
     @property
+    def has_failed(self) -> bool:
+        """Whether it ended with an error, or has another response format than it was asked for."""
+        return self.finish_reason is FinishReason.ERROR or self.is_malformed
+
+    @property
     def is_malformed(self) -> bool:
         """Whether it ended of itself without the response format or the calls it was asked for."""
         return self.finish_reason in FINISHED and self.error is not None

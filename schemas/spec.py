@@ -380,6 +380,14 @@ class OutputSpec(Part):
         default=(), description="columns of the input to carry into the output: names, or all"
     )
 
+    keep_best: int | None = Field(
+        default=None,
+        ge=1,
+        le=128,
+        description="publish so many of a prompt's n completions: those with the highest mean "
+        "log-probability; all n are in the store",
+    )
+
     @field_validator("keep_columns", mode="before")
     @classmethod
     def _named_columns(cls, value: object) -> object:

@@ -36,6 +36,7 @@ class SpecOptions(TypedDict, total=False):
     # Output
     output_format: Literal["parquet", "jsonl"] | None
     keep_columns: str | Sequence[str] | None
+    keep_best: int | None
     # Models
     verifier: Place | None
     proposer: Place | None

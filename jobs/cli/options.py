@@ -63,6 +63,11 @@ KeepColumns = Annotated[
     Text, _option("--keep-columns", "columns of the input to keep: a,b,... or all", _OUT)
 ]
 
+KeepBest = Annotated[
+    Whole,
+    _option("--keep-best", "publish so many of a prompt's n completions, the likeliest", _OUT),
+]
+
 Verifier = Annotated[Text, _option("--verifier", "model that decides: folder or hub id", _MODELS)]
 Proposer = Annotated[
     Text, _option("--proposer", "model that drafts: folder or hub id, or `none`", _MODELS)

@@ -32,6 +32,7 @@ def submit_job(
     output: o.Output = None,
     output_format: o.OutputFormat = None,
     keep_columns: o.KeepColumns = None,
+    keep_best: o.KeepBest = None,
     verifier: o.Verifier = None,
     proposer: o.Proposer = None,
     max_tokens: o.MaxTokens = None,

@@ -27,6 +27,7 @@ FIELD_OF = {
     "output": "output.uri",
     "output_format": "output.format",
     "keep_columns": "output.keep_columns",
+    "keep_best": "output.keep_best",
     "verifier": "verifier",
     "proposer": "proposer",
     "max_tokens": "sampling.max_tokens",

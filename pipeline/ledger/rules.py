@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -24,7 +26,6 @@ from specbatch.schemas.privacy import NOT_KEPT
 from specbatch.schemas.records import (
     FIRST_SPLIT_INDEX,
     CompletionRecord,
-    FinishReason,
     JobRow,
     JobState,
     Lease,
@@ -278,16 +279,24 @@ def _are_numbers(*values: object) -> bool:
     return all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
 
 
-def has_failed(completion: CompletionRecord) -> bool:
-    """Whether it ended with an error, or has another response format than its row asked for."""
-    return completion.finish_reason is FinishReason.ERROR or completion.is_malformed
+def _rows_failed(completions: Sequence[CompletionRecord], keep_best: int | None) -> int:
+    """Rows of which a completion has failed that is published."""
+    samples, good = Counter[int](), Counter[int]()
+    for completion in completions:
+        samples[completion.row_index] += 1
+        good[completion.row_index] += not completion.has_failed
+    most = math.inf if keep_best is None else keep_best
+    return sum(good[row] < min(count, most) for row, count in samples.items())
 
 
-def group_totals(completions: Sequence[CompletionRecord]) -> dict[str, Any]:
-    """The totals of a group's completions that its row keeps."""
+def group_totals(
+    completions: Sequence[CompletionRecord], keep_best: int | None = None
+) -> dict[str, Any]:
+    """The totals of a group's completions that its row keeps. `keep_best`: so many of a prompt's
+    are published, all if it is None."""
     return {
         "completions": len(completions),
-        "rows_failed": len({c.row_index for c in completions if has_failed(c)}),
+        "rows_failed": _rows_failed(completions, keep_best),
         "completion_tokens": sum(len(c.token_ids) for c in completions),
         "proposed": sum(c.proposed for c in completions),
         "accepted": sum(c.accepted for c in completions),

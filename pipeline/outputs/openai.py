@@ -132,7 +132,7 @@ class OpenAIFiles:
                 "object": "chat.completion",
                 "created": self._created,
                 "model": first.verifier,
-                "choices": [self._choice(sample) for sample in samples],
+                "choices": [self._choice(i, sample) for i, sample in enumerate(samples)],
                 "usage": {
                     "prompt_tokens": first.prompt_tokens,
                     "completion_tokens": generated,
@@ -145,9 +145,9 @@ class OpenAIFiles:
         of = "\0".join([self._job_id, *map(str, numbers)])
         return prefix + hashlib.sha256(of.encode()).hexdigest()[:24]
 
-    def _choice(self, sample: CompletionRecord) -> dict[str, Any]:
+    def _choice(self, index: int, sample: CompletionRecord) -> dict[str, Any]:
         return {
-            "index": sample.sample_index,
+            "index": index,
             "message": self._message(sample),
             "logprobs": openai_logprobs(sample, self._tokens),
             "finish_reason": sample.finish_reason.value,

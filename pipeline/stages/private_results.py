@@ -79,8 +79,8 @@ def recorded(
                     found.setdefault((record.row_index, record.sample_index), record)
         records = [record for _, record in sorted(found.items())]
         texts = [decode(record.token_ids) for record in records]
-        for done in with_text(records, texts, rows, spec, decode):
-            yield without_details(as_kept(done))
+        for done in map(as_kept, with_text(records, texts, rows, spec, decode)):
+            yield done if spec.output.keep_best else without_details(done)
 
 
 def rejected_whole(store: Store, objects: Objects, job: JobRow) -> Iterator[RejectedRow]:

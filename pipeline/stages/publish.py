@@ -18,6 +18,7 @@ from typing import Any
 from specbatch.pipeline.inputs.planner import PlannedGroup, plan
 from specbatch.pipeline.inputs.sources import open_source
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.outputs.best import best_of_each
 from specbatch.pipeline.outputs.names import MANIFEST
 from specbatch.pipeline.outputs.outputs import OutputWriter
 from specbatch.pipeline.runtime.leases import Held
@@ -86,7 +87,8 @@ def _write(
     else:  # the output is the submitter's and whole, whatever the store keeps
         done = recorded(store, objects, job, spec, context.decode(job))
         rejected = rejected_whole(store, objects, job)
-    rows: Iterator[CompletionRecord] = with_unfinished_rows(store, objects, job, done)
+    keep = spec.output.keep_best
+    rows = with_unfinished_rows(store, objects, job, done, with_logprobs=keep is not None)
     with objects.temp_folder() as folder:
         unread_input = _Unread(context, work, spec)
         left = None
@@ -97,6 +99,7 @@ def _write(
             rows = chain(rows, (r for row in never_read for r in _cancelled(job, row)))
             rejected = chain(rejected, left.newly_quarantined())
         input_format = job.report.get("input_format") or unread_input.format
+        rows = best_of_each(rows, keep)
         writer = OutputWriter(objects, spec.output.uri, job.job_id, kind=spec.output.format)
         manifest = writer.write(
             rows,
@@ -154,13 +157,15 @@ def with_unfinished_rows(
     objects: Objects,
     job: JobRow,
     done: Iterable[CompletionRecord] | None = None,
+    with_logprobs: bool = False,
 ) -> Iterator[CompletionRecord]:
     """All completions in input order, and one error record per sample of every unfinished row.
 
-    `done`: the completions, if they do not come from the store.
+    `done`: the completions, if they do not come from the store. `with_logprobs`: also where nobody
+    asked for them.
     """
     return heapq.merge(
-        store.completions(job.job_id, details=False) if done is None else done,
+        store.completions(job.job_id, details=with_logprobs) if done is None else done,
         (
             record
             for row, word, error in unfinished_rows(store, objects, job)

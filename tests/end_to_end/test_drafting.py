@@ -133,6 +133,7 @@ class Night:
         tokens: int = TOKENS,
         sampling: Mapping[str, Any] | None = None,
         more: Mapping[str, Any] | None = None,
+        keep_best: int | None = None,
         **speculation: Any,
     ) -> Done:
         """Do a job: greedy if `sampling` says nothing else, its log-probabilities kept.
@@ -146,7 +147,10 @@ class Night:
                 "name": name,
                 "tenant": tenant,
                 "input": {"uri": str(self.folder / "prompts.parquet")},
-                "output": {"uri": str(self.folder / f"out-{self._jobs}")},
+                "output": {
+                    "uri": str(self.folder / f"out-{self._jobs}"),
+                    "keep_best": keep_best,
+                },
                 "sampling": {
                     **{"max_tokens": tokens, "ignore_eos": True, "logprobs": True},
                     **(sampling or {}),

@@ -108,7 +108,9 @@ def _keep(
         copying.stage(conn, values)
     job = jobs.lock(conn, lease.job_id)
     # Added: some of them may have been kept when the job was stopped.
-    totals = {k: getattr(Group, k) + v for k, v in rules.group_totals(completions).items()}
+    keep_best = (job.spec.get("output") or {}).get("keep_best")
+    found = rules.group_totals(completions, keep_best)
+    totals = {name: getattr(Group, name) + value for name, value in found.items()}
     if to is Stage.CANCELLED:
         totals["rows_kept"] = Group.rows_kept + len({c.row_index for c in completions})
     _leave(conn, now, lease, to, {**_timed(timing), **totals})

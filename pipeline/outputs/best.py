@@ -1,0 +1,30 @@
+"""The best completions of each prompt: those that a job with `output.keep_best` publishes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from operator import attrgetter
+
+from specbatch.schemas.records import CompletionRecord
+
+
+def best_of_each(rows: Iterable[CompletionRecord], keep: int | None) -> Iterator[CompletionRecord]:
+    """`keep` of every row's completions, by sample; all of them if it is None. `rows` are by (row,
+    sample), with their log-probabilities.
+
+    First those that have not failed, of these the ones with the highest mean log-probability.
+    """
+    for _, samples in groupby(rows, key=attrgetter("row_index")):
+        chosen = sorted(samples, key=_standing)[:keep]
+        yield from sorted(chosen, key=attrgetter("sample_index"))
+
+
+def _standing(record: CompletionRecord) -> tuple[bool, float, int]:
+    return record.has_failed, -_mean(record.logprobs), record.sample_index
+
+
+def _mean(logprobs: tuple[float, ...]) -> float:
+    mean = math.fsum(logprobs) / len(logprobs) if logprobs else -math.inf
+    return -math.inf if math.isnan(mean) else mean
