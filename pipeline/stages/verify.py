@@ -76,11 +76,6 @@ class _Group:
     models: GroupModels
     reuse: Reuse = NO_REUSE
 
-    @property
-    def completions(self) -> list[Completion]:
-        """Waits for those that the engine still computes."""
-        return self.reuse.with_copies(done for ticket in self.tickets for done in ticket.wait())
-
 
 def verify(context: StageContext, job_id: str, index: int) -> None:
     """Verify the next group of this worker's model, and send it on to RECORD."""
@@ -229,7 +224,7 @@ def _with_fingerprint(host: Engines, group: _Group) -> _Group:
 def _commit(context: StageContext, group: _Group, lessons: Sequence[Lessons]) -> None:
     """Write the results, and send the group on to RECORD."""
     held, job, tickets, price = group.held, group.job, group.tickets, context.price_microusd
-    completions = group.completions
+    completions = group.reuse.with_copies(done for ticket in tickets for done in ticket.wait())
     records = records_of(job, group.rows, completions, group.drafts, price)
     measured = sum((lesson.measured for lesson in lessons), NOTHING_MEASURED)
     notes = group.reuse.notes(completions, records)

@@ -45,6 +45,7 @@ VALUES: dict[str, Any] = {
     "repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.25,
     "logprobs": True, "top_logprobs": 2, "depth": 4, "sources": ["ngram", "draft-model"],
     "max_depth": 8, "history_tokens": 10, "verification": "rejection", "dtype": "float32",
+    "keep_best": 1, "reuse_outputs": True, "reuse_check": 0.5,
     "exactness": "fast", "group_size": 3, "name": "nightly", "tenant": "us", "priority": "high",
     "deadline_sec": 5.0, "budget_usd": 1.0, "notify": ["ops"],
     "delimiter": ";", "template": "Say {a}.", "template_kind": "jinja", "system": "Be {kind}.",
