@@ -40,9 +40,7 @@ log = logging.getLogger(__name__)
 REUSED, REUSED_TOKENS, SAVED_USD = "reused", "reused_tokens", "reuse_saved_usd"
 CHECKED, DIFFERING = "reuse_checked", "reuse_differing"
 _DIGEST_BYTES = 16
-
-
-# Who decides where a text ends, beside the model: the versions of these.
+# Packages whose versions decide where a text ends, beside the model.
 _DECIDE_ENDS = ("specbatch", "llguidance", "tokenizers")
 
 
