@@ -13,7 +13,7 @@ export PIP_ROOT_USER_ACTION := ignore
 .DELETE_ON_ERROR:
 .PHONY: help demo docs docs-serve check test test-integrations test-vllm test-long lint types format
 .PHONY: bench-overhead bench-eta bench-savings bench-scale bench-drain bench-ledger bench-report
-.PHONY: bench-bad-candidates bench-collapse bench-nights bench-slow-falls bench-depth bench-engine bench-kernels bench-memory bench-gpu bench-vllm bench-vllm-nights bench-exactness bench-acceptance bench-grammars clean distclean wheel
+.PHONY: bench-bad-candidates bench-collapse bench-nights bench-slow-falls bench-depth bench-engine bench-kernels bench-memory bench-gpu bench-vllm bench-vllm-nights bench-exactness bench-acceptance bench-trees bench-grammars clean distclean wheel
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +70,9 @@ bench-exactness: $(VENV)/.engine ## what `exactness: bitwise` costs on the torch
 
 bench-acceptance: $(VENV)/.engine ## how many drafts of the demo pair each verification keeps, sampled
 	@$(BIN)/python -m specbatch.benchmarks.acceptance
+
+bench-trees: $(VENV)/.engine ## where trees of drafts would pay beside chains; takes ARGS
+	@$(BIN)/python -m specbatch.benchmarks.trees $(ARGS)
 
 bench-grammars: $(VENV)/.dev ## structured outputs: how many are valid, and what drafts of forced tokens bring; takes ARGS
 	@PYTHONPATH=tests $(BIN)/python -m specbatch.benchmarks.grammars $(ARGS)

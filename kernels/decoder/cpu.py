@@ -17,7 +17,7 @@ from specbatch.kernels.decoder.contract import (
     LayerWeights,
 )
 from specbatch.kernels.native import NativeUnavailableError, library
-from specbatch.kernels.paged_attention.contract import zeroed_cache
+from specbatch.kernels.paged_attention.contract import NO_TREES, zeroed_cache
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 _ITEM_TOKENS = 8  # tokens of one sequence attended together
@@ -153,6 +153,7 @@ class Decoder:
         """The C structure of a pass, with contexts of up to `longest` tokens, and its tensors."""
         tokens, rows = batch.ids.shape[0], batch.logit_rows.shape[0]
         ragged = batch.ragged
+        assert ragged.parents is None, NO_TREES
         items, tables = _items(ragged.query_starts), _tables(ragged.block_tables)
         first_item, count = items.ctypes.data, items.shape[1]
         arguments = _Batch(

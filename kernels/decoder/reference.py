@@ -23,7 +23,7 @@ class Decoder:
         self._shape, self._weights = shape, weights
         size = (num_blocks, BLOCK_SIZE, shape.kv_heads, shape.head_dim)
         dtype = weights.embedding.dtype
-        self._caches = [
+        self.caches = [  # of every layer: keys, values
             (torch.zeros(size, dtype=dtype), torch.zeros(size, dtype=dtype)) for _ in weights.layers
         ]
 
@@ -34,7 +34,7 @@ class Decoder:
         the model's dtype.
         """
         x = self._weights.embedding[batch.ids].float()
-        for layer, caches in zip(self._weights.layers, self._caches, strict=True):
+        for layer, caches in zip(self._weights.layers, self.caches, strict=True):
             x = x + self._attention(layer, caches, x, batch)
             normed = self._norm(x, layer.norm2)
             gated = F.silu(_linear(normed, layer.gate)) * _linear(normed, layer.up)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+NO_TREES = "only the reference attends along trees"
 
 
 @dataclass(slots=True)
@@ -20,20 +23,30 @@ class RaggedBatch:
     included) they sit at positions c - n .. c - 1, and each attends to itself and all before it.
     Tokens after the last sequence are padding: they attend to nothing, and their output is 0.
 
-    A tree of drafts would enter here, as `ancestors`: per sequence a bool [n, n] over its newest
-    tokens, True where the key lies on the query's path from the root. It replaces "all before it"
-    among these n, and cached keys stay visible to all; positions, which rotary embeddings and
-    windows go by, count tokens along the path. No implementation takes one yet, so there is no
-    field that could be filled and not be heeded.
+    Of a tree of drafts, `parents[i][r]` is the row of sequence i, among these, that row r follows;
+    -1: it follows the last token that was cached before the pass. Parents stand before children. A
+    row attends to itself, its ancestors and all that was cached before the pass: to what it would
+    see if its path were the whole sequence. Positions, by which tokens are rotated, count along
+    the path too, but KV lies by rows. Only the reference heeds `parents`; the others refuse them.
     """
 
     query_starts: list[int]  # [num_seqs + 1]
     context_lens: list[int]  # [num_seqs] tokens
     block_tables: list[list[int]]  # [num_seqs][blocks], indices into the caches
     slots: Tensor  # [num_tokens] int64: block * block_size + offset, where a token's KV goes
+    parents: list[list[int]] | None = None  # [num_seqs][n]; None: no trees, only chains
     # Whether a token's bits must not depend on the batch. If they may, tiles fit the batch.
     batch_invariant: bool = True
     prepared: dict[Any, Any] = field(default_factory=dict)  # what an implementation precomputed
+
+
+def path_to(row: int, parents: Sequence[int]) -> list[int]:
+    """Rows of a tree from a root down to this one, itself last. One less than their number is its
+    depth: its position is that of the first token of the pass plus so many."""
+    path = [row]
+    while parents[path[-1]] >= 0:
+        path.append(parents[path[-1]])
+    return path[::-1]
 
 
 def zeroed_cache(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

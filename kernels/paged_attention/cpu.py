@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specbatch.kernels.paged_attention.contract import RaggedBatch
+from specbatch.kernels.paged_attention.contract import NO_TREES, RaggedBatch
 
 TILE_TOKENS = 8
 CHUNK_TOKENS = 128
@@ -118,6 +118,7 @@ def _by_head(blocks: Tensor, chunk: _Chunk) -> Tensor:
 
 
 def _prepare(batch: RaggedBatch, num_tokens: int, block_size: int, window: int | None) -> _Tiles:
+    assert batch.parents is None, NO_TREES
     starts = np.asarray(batch.query_starts, dtype=np.int64)
     contexts = np.asarray(batch.context_lens, dtype=np.int64)
     # 1) Cut every sequence's tokens into tiles, the longest contexts first.

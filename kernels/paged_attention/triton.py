@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specbatch.kernels.paged_attention.contract import RaggedBatch, to_device
+from specbatch.kernels.paged_attention.contract import NO_TREES, RaggedBatch, to_device
 
 TILE_TOKENS = 8
 CHUNK_TOKENS = 64
@@ -95,6 +95,7 @@ def prepare(batch: RaggedBatch, device: torch.device, least_tiles: int = 0) -> T
 
     Tiles without tokens are added until there are `least_tiles`.
     """
+    assert batch.parents is None, NO_TREES
     starts = np.asarray(batch.query_starts, dtype=np.int64)
     contexts = np.asarray(batch.context_lens, dtype=np.int64)
     lengths = np.diff(starts)

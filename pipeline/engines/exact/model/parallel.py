@@ -245,7 +245,11 @@ def _moved(batch: DecoderBatch, device: torch.device) -> DecoderBatch:
         ids=batch.ids.to(device),
         positions=batch.positions.to(device),
         ragged=RaggedBatch(
-            ragged.query_starts, ragged.context_lens, ragged.block_tables, ragged.slots.to(device)
+            ragged.query_starts,
+            ragged.context_lens,
+            ragged.block_tables,
+            ragged.slots.to(device),
+            ragged.parents,
         ),
         logit_rows=batch.logit_rows.to(device),
     )
