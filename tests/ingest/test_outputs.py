@@ -63,6 +63,7 @@ def test_columns_say_what_happened(place: tuple[Objects, str]) -> None:
         "logprobs": None,
         "top_logprobs": None,
         "numeric_class": None,
+        "tool_calls": None,
     }
     assert rows[3]["acceptance_rate"] is None
     bad = rows[2]

@@ -47,6 +47,7 @@ def record(row: int = 0, **values: Any) -> CompletionRecord:
     """A completion with two drafts: all 3 of one source's accepted, then 1 of 2 of another's."""
     made = completion(
         row,
+        reused_from=None,
         token_ids=(1, 2, 3, 4, 5, 6, 7),
         origins=(A, A, A, B, P, A, C),
         logprobs=(-1.0,) * 7,
