@@ -209,6 +209,16 @@ def test_a_commit_counts_what_the_store_adds_to_its_totals() -> None:
     assert site.total(names.BASELINE_COST) == pytest.approx(2.0 + saved_usd(records))
 
 
+def test_tokens_of_a_copy_have_an_origin_of_their_own() -> None:
+    site = Site()
+    copied = record(1, reused_from="before/0/0", cost_usd=0.0)
+    site.store.commit_group(site.verified(0), [record(0), copied], NO_TIME, {})
+    assert site.total(names.REUSED) == 1
+    emitted = site.series(names.EMITTED)
+    assert emitted["nightly", "reused"] == 7
+    assert sum(emitted.values()) == site.store.progress(JOB).completion_tokens == 14
+
+
 def test_drafting_ahead_is_charged_by_the_measured_part_of_the_time() -> None:
     """Else a job of few measured steps pays for the drafts of all others too."""
     told = replace(
