@@ -33,17 +33,14 @@ def record(context: StageContext, job_id: str, index: int) -> None:
         rows = rows_of(objects, job, work.where)
         mine = {row.row_index for row in rows}  # groups that were split off share the file
         results = read_own(objects, job, work.results)
-        found = read_results(results)
-        records = [record for record in found if record.row_index in mine]
+        records = [record for record in read_results(results) if record.row_index in mine]
         tokenizer = context.tokenizers.of_job(job)
         texts = tokenizer.decode_batch([record.token_ids for record in records])
         done = with_text(records, texts, rows, spec, tokenizer.decode)
         done = with_receipts(context.privacy.cipher, job.job_id, rows, done)
         kept = kept_records(context.privacy.text_policy(job), done, tokenizer, texts)
         notes = read_reuse(results)
-        # What was measured counts once, with the first record, where the file is shared.
-        has_first = bool(found) and found[0].row_index in mine
-        measured = read_measured(results) if has_first else {}
+        measured = read_measured(results, mine)
         report = group_report(records) | measured | reuse_report(notes, records)
         with held.usage.last_write():
             timing = StageTiming(time.monotonic() - begun)

@@ -6,7 +6,7 @@ file with itself. Bytes that are not such a file raise `ObjectError`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -151,10 +151,18 @@ def read_results(data: bytes) -> list[CompletionRecord]:
     ]
 
 
-def read_measured(data: bytes) -> dict[str, float]:
-    """The `measured` of `write_results`; empty in files of earlier versions."""
+def read_measured(data: bytes, rows: Container[int]) -> dict[str, float]:
+    """The `measured` of `write_results`; empty in files of earlier versions.
+
+    It counts once where groups share the file: for the one whose `rows` have the first record.
+    """
     found = _beside(data, _MEASURED)
-    return {} if found is None else {name: float(n) for name, n in orjson.loads(found).items()}
+    with _opened(data) as reader:
+        in_file = reader.get_batch(0).column("row_index")
+        is_theirs = len(in_file) > 0 and in_file[0].as_py() in rows
+    if found is None or not is_theirs:
+        return {}
+    return {name: float(n) for name, n in orjson.loads(found).items()}
 
 
 def read_reuse(data: bytes) -> ReuseNotes:

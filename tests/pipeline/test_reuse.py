@@ -21,6 +21,7 @@ from specbatch.pipeline.stages.reuse import (
 )
 from specbatch.pipeline.storage.artefacts import (
     ReuseNotes,
+    read_measured,
     read_results,
     read_reuse,
     write_results,
@@ -196,6 +197,15 @@ def test_halves_of_a_group_report_what_the_whole_does(job: JobRow) -> None:
         for low in (True, False)
     ]
     assert {name: sum(half.get(name, 0.0) for half in halves) for name in whole} == whole
+
+
+def test_what_was_measured_counts_once_where_halves_share_the_file() -> None:
+    data = write_results([completion(5), completion(3), completion(4)], {"taken": 1.5})
+    halves = [read_measured(data, rows) for rows in ({3, 4}, {5}, {9})]
+    assert halves == [{}, {"taken": 1.5}, {}]
+    assert read_measured(data, {3, 4, 5}) == {"taken": 1.5}
+    assert read_measured(write_results([completion(1)]), {1}) == {}
+    assert read_measured(write_results([], {"taken": 1.5}), {1}) == {}
 
 
 def test_results_without_copies_are_as_earlier_versions_read_them() -> None:
