@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import platform
 import random
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from specbatch.schemas.masking import _log_filters
 from support.models import TinyPair, tiny_llama
 from support.rabbit import PrivateRabbit
 from support.servers import PrivatePostgres, PrivateRedis, PrivateS3, PrivateServer, ServerError
@@ -136,6 +138,15 @@ def _seeds() -> None:
         numpy.random.seed(0)
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _logs() -> Iterator[None]:
+    """What a file's tests have set for the logs of this process does not reach the next file."""
+    factory, filters = logging.getLogRecordFactory(), list(_log_filters)
+    yield
+    logging.setLogRecordFactory(factory)
+    _log_filters[:] = filters
 
 
 def _running(server: Server) -> Iterator[Server]:
