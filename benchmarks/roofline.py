@@ -175,11 +175,9 @@ def attention_work(
     )
 
 
-def verify_work(rows: int, vocab: int, temperature: float, device: str) -> Work:
-    """float32 logits; greedy or sampled, without filters."""
-    logits = torch.randn(rows, vocab, device=device)
+def without_filters(rows: int, temperature: float, device: str = "cpu") -> SamplingRows:
     none = torch.empty(0, dtype=torch.int64, device=device)
-    sampling = SamplingRows(
+    return SamplingRows(
         temperature=torch.full((rows,), temperature, device=device),
         top_k=torch.zeros(rows, dtype=torch.int64, device=device),
         top_p=torch.ones(rows, device=device),
@@ -191,6 +189,12 @@ def verify_work(rows: int, vocab: int, temperature: float, device: str) -> Work:
         any_top_p=False,
         any_min_p=False,
     )
+
+
+def verify_work(rows: int, vocab: int, temperature: float, device: str) -> Work:
+    """float32 logits; greedy or sampled, without filters."""
+    logits = torch.randn(rows, vocab, device=device)
+    sampling = without_filters(rows, temperature, device)
     draft = torch.full((rows,), PLACEHOLDER, device=device)
     offsets = torch.arange(rows + 1, device=device)
     counters = torch.arange(2 * rows, device=device).view(rows, 2)

@@ -28,6 +28,7 @@ import torch
 
 from specbatch.benchmarks.acceptance import demo_prompts, demo_runners, logits_along
 from specbatch.benchmarks.engine import RESULTS
+from specbatch.benchmarks.roofline import without_filters
 from specbatch.benchmarks.tree_shapes import (
     RANKS,
     Chances,
@@ -41,7 +42,7 @@ from specbatch.benchmarks.tree_shapes import (
 )
 from specbatch.jobs.bench.machine import machine
 from specbatch.kernels.counters.cpu import gumbel
-from specbatch.kernels.verify.contract import PLACEHOLDER, SamplingRows
+from specbatch.kernels.verify.contract import PLACEHOLDER
 from specbatch.kernels.verify.reference import process
 from specbatch.pipeline.engines.contract import Request
 from specbatch.pipeline.engines.exact.engine import Engine
@@ -123,29 +124,13 @@ def rank_texts(runners: Runners, temperature: float, prompts: list[list[int]]) -
 def ranks_of(
     draft: ModelRunner, prompt: list[int], text: tuple[int, ...], temperature: float, seed: int
 ) -> list[int]:
-    scores = process(logits_along(draft, prompt, text), rows_of(len(text), temperature))
+    scores = process(logits_along(draft, prompt, text), without_filters(len(text), temperature))
     if temperature:
         at = torch.arange(len(text))
         scores = scores + gumbel(torch.stack((torch.full_like(at, seed), at), 1), scores.shape[1])
     own = scores.gather(1, torch.tensor(text)[:, None])
     ranks: list[int] = (scores > own).sum(dim=1).tolist()
     return ranks
-
-
-def rows_of(rows: int, temperature: float) -> SamplingRows:
-    nothing = torch.empty(0, dtype=torch.int64)
-    return SamplingRows(
-        temperature=torch.full((rows,), temperature),
-        top_k=torch.zeros(rows, dtype=torch.int64),
-        top_p=torch.ones(rows),
-        min_p=torch.zeros(rows),
-        forbidden_rows=nothing,
-        forbidden_tokens=nothing,
-        any_sampled=temperature > 0,
-        any_top_k=False,
-        any_top_p=False,
-        any_min_p=False,
-    )
 
 
 # --- timing -------------------------------------------------------------------------------------
@@ -179,7 +164,10 @@ class Timed:
         """A pass over so many sequences, each with so many draft tokens, and its verdict."""
         rows = sequences * (1 + drafted)
         arguments = (torch.full((rows,), PLACEHOLDER), torch.arange(0, rows + 1, 1 + drafted))
-        counters, plain = torch.ones(rows, 2, dtype=torch.int64), rows_of(rows, self._temperature)
+        counters, plain = (
+            torch.ones(rows, 2, dtype=torch.int64),
+            without_filters(rows, self._temperature),
+        )
         self._runners[1].forward(self._chunks(1, 1, 1))
         chunks = self._chunks(0, sequences, 1 + drafted)
         begun = time.process_time()
@@ -191,7 +179,7 @@ class Timed:
         """A call of the draft model for so many sequences and tokens of each."""
         self._runners[0].forward(self._chunks(0, 1, 1))
         counters = torch.ones(sequences, 2, dtype=torch.int64)
-        plain, chunks = rows_of(sequences, self._temperature), self._chunks(1, sequences, 1)
+        plain, chunks = without_filters(sequences, self._temperature), self._chunks(1, sequences, 1)
         begun = time.process_time()
         self._runners[1].draft(chunks, [depth] * sequences, counters, plain)
         return time.process_time() - begun

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from specbatch.schemas.records import JobState
 
@@ -33,3 +35,8 @@ class JobProgress:
     def acceptance_rate(self) -> float | None:
         """Accepted ÷ proposed draft tokens; None when nothing was proposed."""
         return self.accepted / self.proposed if self.proposed else None
+
+    def tokens_per_pass(self, report: Mapping[str, Any]) -> float | None:
+        """Without copies, which took no pass: the job's `report` has their tokens."""
+        computed = self.completion_tokens - int(report.get("reused_tokens", 0))
+        return computed / self.verifier_passes if self.verifier_passes else None

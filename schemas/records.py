@@ -371,6 +371,11 @@ class CompletionRecord:
         return self.finish_reason in FINISHED and self.error is not None
 
 
+def request_id_of(job_id: str, row_index: int, sample_index: int) -> str:
+    """What the engine calls a request, and `CompletionRecord.reused_from` its completion."""
+    return f"{job_id}/{row_index}/{sample_index}"
+
+
 class Answered(NamedTuple):
     """A completion that is in the store, and the job that it is of."""
 
@@ -379,8 +384,7 @@ class Answered(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As `CompletionRecord.reused_from` has it."""
-        return f"{self.job_id}/{self.record.row_index}/{self.record.sample_index}"
+        return request_id_of(self.job_id, self.record.row_index, self.record.sample_index)
 
 
 @dataclass(frozen=True, slots=True)

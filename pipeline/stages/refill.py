@@ -22,7 +22,6 @@ from specbatch.pipeline.runtime.device_time import Timing
 from specbatch.pipeline.runtime.last_used import LastUsed
 from specbatch.pipeline.stages.requests import (
     continuation,
-    request_id_of,
     requests_of,
     row_and_sample,
     scope_of,
@@ -38,7 +37,7 @@ from specbatch.schemas.messages import (
     HintMessage,
     RefillMessage,
 )
-from specbatch.schemas.records import JobRow, Stage
+from specbatch.schemas.records import JobRow, Stage, request_id_of
 from specbatch.schemas.spec import JobSpec, spec_of
 from specbatch.schemas.speculation import PRE_GENERATED
 from specbatch.schemas.timekeeping import HINTS, Attempt

@@ -16,7 +16,13 @@ from specbatch.pipeline.stages.text_stop import Decode, TextStop
 from specbatch.pipeline.storage.artefacts import DraftBlock
 from specbatch.schemas.draft_switches import RowScope
 from specbatch.schemas.provenance import TICKS_PER_SEC
-from specbatch.schemas.records import CompletionRecord, JobRow, PromptRow, Verification
+from specbatch.schemas.records import (
+    CompletionRecord,
+    JobRow,
+    PromptRow,
+    Verification,
+    request_id_of,
+)
 from specbatch.schemas.registry import NO_MODELS
 from specbatch.schemas.seeds import sample_seed
 from specbatch.schemas.spec import NO_DRAFT_MODEL, JobSpec
@@ -137,10 +143,6 @@ def continuation(request: Request, output_ids: tuple[int, ...], tokens: int) -> 
         request_id=f"{request.request_id}/further",
         decided_ids=output_ids,
     )
-
-
-def request_id_of(job_id: str, row_index: int, sample: int) -> str:
-    return f"{job_id}/{row_index}/{sample}"
 
 
 def row_and_sample(request_id: str) -> tuple[int, int]:

@@ -13,6 +13,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from importlib.metadata import version
 from itertools import chain
 from typing import NamedTuple
@@ -182,7 +183,7 @@ def may_reuse(job: JobRow, spec: JobSpec) -> bool:
 def request_digest(job: JobRow, request: Request) -> bytes:
     """Equal for requests that have the same answer. Greedy answers do not depend on the seed."""
     params = request.params
-    versions = [version(name) for name in _DECIDE_ENDS] if params.form or params.stop else []
+    versions = _versions() if params.form or params.stop else ()
     said = [
         *("specbatch request 1", job.model_fingerprint, job.numeric_class),
         *(list(request.prompt_ids), asdict(params), request.seed if params.temperature else 0),
@@ -190,6 +191,11 @@ def request_digest(job: JobRow, request: Request) -> bytes:
     ]
     data = orjson.dumps(said, option=orjson.OPT_SORT_KEYS)
     return hashlib.sha256(data).digest()[:_DIGEST_BYTES]
+
+
+@cache
+def _versions() -> tuple[str, ...]:
+    return tuple(map(version, _DECIDE_ENDS))
 
 
 def _place(record: CompletionRecord) -> str:

@@ -15,8 +15,14 @@ from specbatch.pipeline.engines.contract import Completion, Ticket
 from specbatch.pipeline.inputs.planner import PlannedGroup
 from specbatch.pipeline.observe.tracing import span_names as names
 from specbatch.pipeline.observe.tracing.tracing import Attributes, Span, Value
-from specbatch.pipeline.stages.requests import request_id_of
-from specbatch.schemas.records import CompletionRecord, GroupWork, JobRow, PromptRow, Stage
+from specbatch.schemas.records import (
+    CompletionRecord,
+    GroupWork,
+    JobRow,
+    PromptRow,
+    Stage,
+    request_id_of,
+)
 from specbatch.schemas.routing import queue_for
 
 log = logging.getLogger(__name__)

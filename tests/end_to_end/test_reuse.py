@@ -181,6 +181,18 @@ def test_a_completion_that_was_changed_is_not_copied(
     assert f"row 2 of job {first.job.job_id} was changed after it was recorded" in caplog.text
 
 
+def test_a_completion_that_cannot_be_read_stops_no_job(
+    night: Night, caplog: pytest.LogCaptureFixture
+) -> None:
+    with night.worker(draft=None):
+        texts = [completion.text for completion in night.run(more=REUSE).completions]
+        night.write("UPDATE completions SET token_ids = 'spoilt' WHERE row_index = 2")
+        again = night.run(more=REUSE)
+    assert copies_in(again) == [None] * ROWS
+    assert [completion.text for completion in again.completions] == texts
+    assert "computed again" in caplog.text
+
+
 TOOLS = [
     {
         "type": "function",

@@ -34,7 +34,7 @@ from specbatch.pipeline.audit import entries
 from specbatch.pipeline.audit.accounts import OF_GROUP, OF_JOB, OF_USAGE, AccountRows
 from specbatch.pipeline.ledger import rules
 from specbatch.pipeline.ledger.sql import time
-from specbatch.pipeline.ledger.sql.reading import BY_ROW, PROMPTS
+from specbatch.pipeline.ledger.sql.reading import BY_ROW, MODELS_OF_JOB, PROMPTS
 from specbatch.pipeline.ledger.sql.transactions import ACTOR, Now, Transactions, is_transient
 from specbatch.schemas import completion_rows, mapper, time_mapper
 from specbatch.schemas.audit import (
@@ -63,7 +63,7 @@ from specbatch.schemas.tables import (
 )
 from specbatch.schemas.text_columns import SHOWN_WITHOUT_KEY
 
-_SPOILT = (ValueError, TypeError, KeyError, OverflowError)  # what reading a spoilt row raises
+SPOILT = (ValueError, TypeError, KeyError, OverflowError)  # what reading a spoilt row raises
 
 
 # --- writing --------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def kept(database: Transactions, job_id: str, batch: int = 500) -> Iterator[Kept
         keyless: set[tuple[int, int]] = set()
         if page is None:
             page, keyless = _one_by_one(database, {at: whole.where(key == at) for at in at_each})
-        records = {(r.row_index, r.sample_index): _record(r) for r in page}
+        records = {(r.row_index, r.sample_index): readable_record(r) for r in page}
         for at, row in zip(at_each, rows, strict=True):
             record, lacks_key = records.get(at), at in keyless
             yield KeptCompletion(*at, row.group_index, row.digest, record, row.month, lacks_key)
@@ -230,15 +230,15 @@ def _one_by_one(
 
 def _whole() -> Select[Any]:
     """Completions with columns of their job's row, also where there is no such row."""
-    of_job = (Job.verifier.label("job_verifier"), Job.proposer.label("job_proposer"))
-    columns: list[Any] = [*Completion.__table__.c, *of_job]
+    columns: list[Any] = [*Completion.__table__.c, *MODELS_OF_JOB]
     return select(*columns).outerjoin(Job, Job.job_id == Completion.job_id)
 
 
-def _record(row: Row[Any]) -> CompletionRecord | None:
+def readable_record(row: Row[Any]) -> CompletionRecord | None:
+    """The record of a row; None if somebody has spoilt a column."""
     try:
         return completion_rows.completion_record(row)
-    except _SPOILT:
+    except SPOILT:
         return None
 
 
@@ -252,7 +252,7 @@ def _if_readable(
         if is_transient(error.__cause__ or error) or (unless and isinstance(error, unless)):
             raise
         return None
-    except _SPOILT:
+    except SPOILT:
         return None
 
 
@@ -265,7 +265,7 @@ def kept_one(database: Transactions, job_id: str, row: int, sample: int) -> Kept
     if not found:
         return None
     one = found[0]
-    return KeptCompletion(row, sample, one.group_index, one.digest, _record(one), one.month)
+    return KeptCompletion(row, sample, one.group_index, one.digest, readable_record(one), one.month)
 
 
 def groups(database: Transactions, job_id: str, batch: int = 1000) -> Iterator[tuple[int, Prompts]]:

@@ -22,6 +22,11 @@ from specbatch.schemas.tables import Completion, Group, Job, Rejected
 
 _UNFINISHED = (Stage.FAILED.value, Stage.CANCELLED.value)
 PROMPTS = (Group.prompts, Group.row_start, Group.rows)
+# What `completion_record` needs beside a completion's own columns.
+MODELS_OF_JOB: tuple[Any, ...] = (
+    Job.verifier.label("job_verifier"),
+    Job.proposer.label("job_proposer"),
+)
 BY_ROW: tuple[Any, ...] = (Completion.row_index, Completion.sample_index)
 
 
@@ -32,8 +37,7 @@ def completions(
     query = (
         select(
             *(Completion.__table__.c if details else _published()),
-            Job.verifier.label("job_verifier"),
-            Job.proposer.label("job_proposer"),
+            *MODELS_OF_JOB,
         )
         .join(Job, Job.job_id == Completion.job_id)
         .where(Completion.job_id == job_id)

@@ -9,8 +9,9 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, delete, exists, select, tuple_
 
 from specbatch.pipeline.audit.digests import content_digest
+from specbatch.pipeline.ledger.sql.audit_log import SPOILT, readable_record
+from specbatch.pipeline.ledger.sql.reading import MODELS_OF_JOB
 from specbatch.pipeline.ledger.sql.transactions import Now, upsert
-from specbatch.schemas import completion_rows
 from specbatch.schemas.audit_tables import Audit
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.records import Answered, CompletionRecord
@@ -45,7 +46,12 @@ def answered(conn: Connection, tenant: str, requests: Sequence[bytes]) -> dict[b
     """Of these requests, those that have an answer whose texts are kept in full."""
     found = {}
     for begin in range(0, len(requests), _AT_ONCE):
-        for row in conn.execute(_query(tenant, requests[begin : begin + _AT_ONCE])):
+        try:
+            rows = conn.execute(_query(tenant, requests[begin : begin + _AT_ONCE])).all()
+        except SPOILT as error:
+            log.error("earlier outputs cannot be read, so these are computed again: %s", error)
+            continue
+        for row in rows:
             if (record := _intact(row)) is not None:
                 found[bytes(row.request)] = Answered(row.job_id, record)
     return found
@@ -53,12 +59,9 @@ def answered(conn: Connection, tenant: str, requests: Sequence[bytes]) -> dict[b
 
 def _intact(row: Row[Any]) -> CompletionRecord | None:
     """The completion, as it was recorded; None if its tokens or texts were changed since."""
-    try:
-        record = completion_rows.completion_record(row)
-        if row.digest == content_digest(record):
-            return record
-    except (TypeError, ValueError, OverflowError) as error:
-        log.debug("row %s of job %s cannot be read: %s", row.row_index, row.job_id, error)
+    record = readable_record(row)
+    if record is not None and row.digest == content_digest(record):
+        return record
     log.error(
         "row %s of job %s was changed after it was recorded, and is not reused: audit the job with "
         "`specbatch audit %s`",
@@ -74,9 +77,8 @@ def _query(tenant: str, requests: Sequence[bytes]) -> Select[Any]:
     return (
         select(
             *Completion.__table__.c,
+            *MODELS_OF_JOB,
             Table.request,
-            Job.verifier.label("job_verifier"),
-            Job.proposer.label("job_proposer"),
         )
         .join(Completion, tuple_(Table.job_id, Table.row_index, Table.sample_index) == tuple_(*of))
         .join(Job, Job.job_id == Table.job_id)

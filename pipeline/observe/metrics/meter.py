@@ -33,8 +33,6 @@ from specbatch.schemas.timekeeping import usd_of
 PRIVATE = "private"  # for the name and the tags of a job of which no texts are kept
 UNKNOWN = "unknown"  # a job that this process never read; the proposer of drafts without a source
 NO_TAG = "(no tag)"
-_ORIGINS = tuple(origin.name.lower() for origin in Origin)  # numbered from 0
-_REUSED = "reused"  # of all tokens of a completion that is a copy
 NO_PROPOSER = "none"
 MOST_JOBS = 1024  # whose names are kept
 MOST_STEPS = 256  # that are buffered
@@ -111,12 +109,10 @@ class Meter:
         job = self.job_label(job_id)
         proposed: Counter[tuple[str, str]] = Counter()  # by proposer and tag
         accepted: Counter[tuple[str, str]] = Counter()
-        emitted: Counter[str] = Counter()
+        emitted: Counter[int] = Counter()
         for record in records:
             if record.reused_from is None:
-                emitted.update(_ORIGINS[origin] for origin in record.origins)
-            else:
-                emitted[_REUSED] += len(record.token_ids)
+                emitted.update(record.origins)
             for proposer, drafted in by_proposer(record).items():
                 key = (proposer, self._tag_label(job_id, record.tag))
                 proposed[key] += drafted[0]
@@ -127,10 +123,13 @@ class Meter:
             for key, by in proposed.items():
                 metrics.count(names.PROPOSED, job, *key, by=by)
                 metrics.count(names.ACCEPTED, job, *key, by=accepted[key])
-            for origin in (*_ORIGINS, _REUSED):
-                metrics.count(names.EMITTED, job, origin, by=emitted[origin])
-            copies = sum(record.reused_from is not None for record in records)
-            metrics.count(names.REUSED, job, by=copies)
+            for origin in Origin:
+                by = emitted[origin]
+                metrics.count(names.EMITTED, job, origin.name.lower(), by=by)
+            copies = [record for record in records if record.reused_from is not None]
+            copied = sum(len(record.token_ids) for record in copies)
+            metrics.count(names.EMITTED, job, "reused", by=copied)
+            metrics.count(names.REUSED, job, by=len(copies))
             for reason, count in Counter(r.finish_reason for r in records).items():
                 metrics.count(names.COMPLETIONS, job, reason.value, by=count)
             for tag, count in Counter(r.tag for r in records if r.is_malformed).items():

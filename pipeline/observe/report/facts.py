@@ -205,9 +205,7 @@ class Facts:
 
     @property
     def tokens_per_pass(self) -> float | None:
-        passes = self.progress.verifier_passes
-        copied = int(self.job.report.get("reused_tokens", 0))  # without a pass
-        return (self.progress.completion_tokens - copied) / passes if passes else None
+        return self.progress.tokens_per_pass(self.job.report)
 
     @property
     def sources_drawn(self) -> tuple[str, ...]:

@@ -32,9 +32,7 @@ class JobSummary:
 
     @property
     def tokens_per_pass(self) -> float | None:
-        copied = int(self.job.report.get("reused_tokens", 0))  # without a pass
-        computed = self.progress.completion_tokens - copied
-        return _ratio(computed, self.progress.verifier_passes)
+        return self.progress.tokens_per_pass(self.job.report)
 
     @property
     def cost_per_1k_usd(self) -> float | None:
