@@ -76,9 +76,18 @@ def _own_mib(pid: int) -> float:
 
 
 def below(pid: int) -> set[int]:
-    """All processes that it has started, and those that they have."""
-    own = set(children(pid))
+    """All processes that it has started, and those that they have, but not the servers of the
+    tests: PostgreSQL and Redis start processes of their own whenever they like."""
+    own = {child for child in children(pid) if not _is_server(child)}
     return own.union(*(below(child) for child in own))
+
+
+def _is_server(pid: int) -> bool:
+    try:
+        name = Path(f"/proc/{pid}/comm").read_text()
+    except OSError:
+        return False
+    return name.startswith(("postgres", "redis-server"))
 
 
 def children(pid: int) -> list[int]:
