@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         UsageError,
         WaitTimeoutError,
     )
+    from specbatch.schemas.policies import PolicyInput, Verdict
 
     __version__: str
 
@@ -58,6 +59,7 @@ __all__ = [
     "ObjectError",
     "Outcome",
     "OutputError",
+    "PolicyInput",
     "Report",
     "RowsFailedWarning",
     "SpecError",
@@ -65,6 +67,7 @@ __all__ = [
     "SpecbatchError",
     "StoreError",
     "UsageError",
+    "Verdict",
     "WaitTimeoutError",
     "__version__",
     "arun",
@@ -77,8 +80,10 @@ _HOMES = {
     "Client": "jobs.api.client",
     "Job": "jobs.api.job",
     "Outcome": "jobs.client",
+    "PolicyInput": "schemas.policies",
     "Report": "jobs.api.report",
     "SpecOptions": "jobs.api.options",
+    "Verdict": "schemas.policies",
     "arun": "jobs.api.run",
     "run": "jobs.api.run",
     "submit": "jobs.api.submit",

@@ -20,7 +20,9 @@ class EntryKind(StrEnum):
     # What its groups are verified in or with from then on: numeric_class, or model_fingerprint with
     # its model_parts and the proposer_fingerprint.
     PINNED = "pinned"
-    GROUP = "group"  # a group is done: index, generation, completions: [row, sample, digest]
+    # A group is done: index, generation, completions: [row, sample, digest], policies: what each
+    # policy of the job said.
+    GROUP = "group"
     KEPT = "kept"  # the same, of what was finished of a group whose job was stopped
     LOST = "lost"  # a group whose attempts are used up: index, rows, error
     CANCELLED = "cancelled"  # by a user: reason
@@ -31,6 +33,9 @@ class EntryKind(StrEnum):
     PUBLISHED = "published"
     PURGED = "purged"  # what was emptied: rows, null for all that were there; and why
     EXPORTED = "exported"  # what left the store: what, to
+    # A person decided on completions that a policy held back: decided: [row, sample, decision].
+    REVIEWED = "reviewed"
+    REVISED = "revised"  # decided ones were published: revision, manifest (uri, sha256)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any, NamedTuple
 
+from specbatch.schemas.policies import Ruled
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.provenance import NO_PROVENANCE, NO_TICKS, Provenance, Ticks
 from specbatch.schemas.tools import form_of
@@ -37,10 +38,13 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     ERROR = "error"
     CANCELLED = "cancelled"
+    BLOCKED = "blocked"  # by a content policy: it ended well, and its text is kept back
+    REVIEW = "review"  # likewise, until a person has decided
 
 
 # Completions that ended of themselves.
 FINISHED = (FinishReason.STOP, FinishReason.TOOL_CALLS, FinishReason.LENGTH)
+WITHHELD = (FinishReason.BLOCKED, FinishReason.REVIEW)
 
 
 class Verification(StrEnum):
@@ -359,11 +363,17 @@ class CompletionRecord:
     # `job/row/sample` of the completion that it is a copy of: then no pass decided its tokens, and
     # its origins are all PLAIN. None: decided here.
     reused_from: str | None = None
+    rulings: tuple[Ruled, ...] = ()  # of the job's policies; the audit log has them, the row not
 
     @property
     def has_failed(self) -> bool:
         """Whether it ended with an error, or has another response format than it was asked for."""
         return self.finish_reason is FinishReason.ERROR or self.is_malformed
+
+    @property
+    def is_withheld(self) -> bool:
+        """Whether a content policy keeps its text back."""
+        return self.finish_reason in WITHHELD
 
     @property
     def is_malformed(self) -> bool:

@@ -26,6 +26,7 @@ from specbatch.schemas.field_errors import explain
 from specbatch.schemas.fingerprint import PATTERN
 from specbatch.schemas.notifications import NAME_PATTERN
 from specbatch.schemas.numeric_class import UNKNOWN, contradiction, dtype_of, engine_key
+from specbatch.schemas.policies import PolicySpec
 from specbatch.schemas.privacy import SEALED
 from specbatch.schemas.prompt_places import columns_in, first_doubled
 from specbatch.schemas.records import JobRow, SamplingParams, Verification
@@ -635,6 +636,11 @@ class JobSpec(Part):
         ge=0.0,
         le=1.0,
         description="share of these outputs that are computed again and compared",
+    )
+    policies: tuple[PolicySpec, ...] = Field(
+        default=(),
+        max_length=16,
+        description="content policies: they judge each text before it is published",
     )
     group_size: int = Field(default=64, ge=1, le=4096, description="prompts per unit of work")
     max_prompt_tokens: int | None = Field(default=None, ge=1, description="longer rows are refused")

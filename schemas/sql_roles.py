@@ -203,6 +203,8 @@ ENTRIES: Mapping[EntryKind, tuple[str, ...]] = {
     EntryKind.PUBLISHED: (WORKER,),
     EntryKind.PURGED: (PRIVACY,),
     EntryKind.EXPORTED: (OPERATOR, AUDITOR),
+    EntryKind.REVIEWED: (OPERATOR,),
+    EntryKind.REVISED: (OPERATOR,),
 }
 
 

@@ -21,6 +21,7 @@ from specbatch.pipeline.audit.digests import (
     rejected_digest,
 )
 from specbatch.schemas.audit import EMPTY, EntryKind, Head, LogEntry, PublishedManifest
+from specbatch.schemas.policies import Ruling
 from specbatch.schemas.records import CompletionRecord, NewGroup, RejectedRow
 
 # Columns of a job's row that say what it is. Other entries record later changes of some.
@@ -77,8 +78,30 @@ def completed(
     index: int, generation: int, records: Iterable[tuple[CompletionRecord, bytes]]
 ) -> dict[str, Any]:
     """The completions of a group, or of its kept part, by (row, sample) with their digests."""
+    records = list(records)
     keyed = sorted((r.row_index, r.sample_index, chained(digest)) for r, digest in records)
-    return {"index": index, "generation": generation, "completions": keyed}
+    said = {"index": index, "generation": generation, "completions": keyed}
+    policies = ruled(record for record, _ in records)
+    return said | ({"policies": policies} if policies else {})
+
+
+def ruled(records: Iterable[CompletionRecord]) -> list[dict[str, Any]]:
+    """By policy and version: how often it was asked, the seconds that this took, and what it did
+    not allow, as [row, sample, ruling, code]."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for record in records:
+        for one in record.rulings:
+            named = {"policy": one.policy, "version": one.version}
+            of = found.setdefault(
+                (one.policy, one.version), {**named, "asked": 0, "sec": 0.0, "not_allowed": []}
+            )
+            of["asked"] += 1
+            of["sec"] += one.sec
+            verdict = one.verdict
+            if verdict.ruling is not Ruling.ALLOW:
+                place = (record.row_index, record.sample_index)
+                of["not_allowed"].append([*place, verdict.ruling.value, verdict.code])
+    return list(found.values())
 
 
 def digested(records: Sequence[CompletionRecord]) -> list[tuple[CompletionRecord, bytes]]:

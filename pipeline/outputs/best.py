@@ -14,7 +14,8 @@ def best_of_each(rows: Iterable[CompletionRecord], keep: int | None) -> Iterator
     """`keep` of every row's completions, by sample; all of them if it is None. `rows` are by (row,
     sample), with their log-probabilities.
 
-    First those that have not failed, of these the ones with the highest mean log-probability.
+    First those that have not failed and are not kept back, of these the ones with the highest mean
+    log-probability.
     """
     for _, samples in groupby(rows, key=attrgetter("row_index")):
         chosen = sorted(samples, key=_standing)[:keep]
@@ -22,7 +23,7 @@ def best_of_each(rows: Iterable[CompletionRecord], keep: int | None) -> Iterator
 
 
 def _standing(record: CompletionRecord) -> tuple[bool, float, int]:
-    return record.has_failed, -_mean(record.logprobs), record.sample_index
+    return record.has_failed or record.is_withheld, -_mean(record.logprobs), record.sample_index
 
 
 def _mean(logprobs: tuple[float, ...]) -> float:

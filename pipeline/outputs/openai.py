@@ -69,6 +69,7 @@ def _entry(token: int, value: float, texts: TokenTexts) -> dict[str, Any]:
 
 
 _UNFINISHED = (FinishReason.ERROR, FinishReason.CANCELLED)
+_FILTERED = "content_filter"  # OpenAI's word for what a content policy keeps back
 
 
 class OpenAIFiles:
@@ -150,11 +151,12 @@ class OpenAIFiles:
             "index": index,
             "message": self._message(sample),
             "logprobs": openai_logprobs(sample, self._tokens),
-            "finish_reason": sample.finish_reason.value,
+            "finish_reason": _FILTERED if sample.is_withheld else sample.finish_reason.value,
         }
 
     def _message(self, sample: CompletionRecord) -> dict[str, Any]:
-        message = {"role": "assistant", "content": sample.text, "refusal": None}
+        content = None if sample.is_withheld else sample.text
+        message = {"role": "assistant", "content": content, "refusal": None}
         if sample.finish_reason is not FinishReason.TOOL_CALLS:
             return message
         found = calls_in(sample.text)

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from specbatch.pipeline.outputs.tool_calls import calls_in
 from specbatch.schemas import arrow
 from specbatch.schemas.errors import InputError
+from specbatch.schemas.privacy import NOT_KEPT
 from specbatch.schemas.records import CompletionRecord, FinishReason, RejectedRow
 from specbatch.schemas.spec import OutputFormat
 
@@ -181,12 +182,13 @@ def columns_of(row: OutputRow) -> dict[str, Any]:
             "finish_reason": FinishReason.ERROR.value,
             "error": f"{row.code}: {row.reason}",
         }
+    has_text = row.finish_reason is not FinishReason.ERROR and not row.is_withheld
     return {
         "id": row.row_id,
         "row_index": row.row_index,
         "sample_index": row.sample_index,
-        "text": None if row.finish_reason is FinishReason.ERROR else row.text,
-        "token_ids": row.token_ids,
+        "text": row.text if has_text else None,
+        "token_ids": None if NOT_KEPT in row.token_ids else row.token_ids,
         "finish_reason": row.finish_reason.value,
         "prompt_tokens": row.prompt_tokens,
         "completion_tokens": len(row.token_ids),

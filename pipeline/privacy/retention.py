@@ -77,6 +77,8 @@ class Redacted(TextPolicy):
 
     def record(self, record: CompletionRecord, whole: str, decode: Decode) -> CompletionRecord:
         text, token_ids = record.text, record.token_ids
+        if NOT_KEPT in token_ids:  # a policy has taken them out, and with them their text
+            return self._less(record, self._redactor.redacted(text), token_ids)
         found = self._redactor.spans(whole)
         if text != whole:  # what was cut off may have hidden a find, or been part of one
             found = merged([*found, *self._redactor.spans(text)])

@@ -16,6 +16,7 @@ from specbatch.pipeline.engines.contract import Engines, ModelFolder, Ticket
 from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.inputs.rows import RowChecker
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.moderation.hooks import Hooks
 from specbatch.pipeline.observe.tracing.tracing import UNTRACED, Tracing
 from specbatch.pipeline.policy.costs.pricing import cost_units
 from specbatch.pipeline.privacy.tenants import NOBODY_PRIVATE, Privacy
@@ -100,6 +101,7 @@ class StageContext:
     anchoring: Anchoring | None = None  # anchors the logs of published jobs
     only_job: str | None = None  # take work of no other job
     outage: Outage = field(default_factory=Outage)
+    hooks: Hooks = field(default_factory=Hooks)  # policies of other packages
 
     def engines(self, kind: str) -> Engines:
         """The engines to propose or to verify with. Raises `UsageError`, `DeviceLostError`."""

@@ -18,14 +18,16 @@ from typing import Any
 import orjson
 
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.stages.moderation import with_rulings
 from specbatch.pipeline.stages.text_stop import Decode
 from specbatch.pipeline.stages.texts import with_text
-from specbatch.pipeline.storage.artefacts import read_results, write_results
+from specbatch.pipeline.storage.artefacts import Rulings, read_results, read_rulings, write_results
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.pipeline.storage.prompts import reader
 from specbatch.pipeline.storage.workspace import name_of_attempt, put_own, read_own, read_own_named
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.mapper import as_kept, without_details
+from specbatch.schemas.policies import Ruled
 from specbatch.schemas.records import (
     Artefact,
     CompletionRecord,
@@ -47,14 +49,18 @@ def put_rejected(objects: Objects, job: JobRow, rows: Sequence[RejectedRow]) -> 
 
 
 def put_kept(
-    objects: Objects, job: JobRow, lease: Lease, records: Sequence[CompletionRecord]
+    objects: Objects,
+    job: JobRow,
+    lease: Lease,
+    records: Sequence[CompletionRecord],
+    rulings: Rulings,
 ) -> dict[str, Any]:
     """Write what is finished of a group that was stopped; returns its entry in the job's report."""
     if job.privacy.is_full or not records:
         return {}
     name = f"kept-{lease.group_index}-{lease.token}"
-    file = name_of_attempt("kept", lease)
-    return {name: asdict(put_own(objects, job, file, write_results(records)))}
+    file, data = name_of_attempt("kept", lease), write_results(records, rulings=rulings)
+    return {name: asdict(put_own(objects, job, file, data))}
 
 
 def recorded(
@@ -73,13 +79,17 @@ def recorded(
         rows = read(prompts)
         mine = {row.row_index for row in rows}  # groups that were split off share the file
         found: dict[tuple[int, int], CompletionRecord] = {}
+        rulings: dict[tuple[int, int], Sequence[Ruled]] = {}
         for artefact in (*kept[index], *((results,) if results else ())):
-            for record in read_results(read_own(objects, job, artefact)):
+            data = read_own(objects, job, artefact)
+            rulings = {**read_rulings(data), **rulings}
+            for record in read_results(data):
                 if record.row_index in mine:
                     found.setdefault((record.row_index, record.sample_index), record)
         records = [record for _, record in sorted(found.items())]
         texts = [decode(record.token_ids) for record in records]
-        for done in map(as_kept, with_text(records, texts, rows, spec, decode)):
+        whole = with_text(records, texts, rows, spec, decode)
+        for done in map(as_kept, with_rulings(whole, rulings, job, spec)):
             yield done if spec.output.keep_best else without_details(done)
 
 

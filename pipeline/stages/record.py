@@ -10,9 +10,15 @@ from specbatch.pipeline.stages import spans
 from specbatch.pipeline.stages.attempt import attempt
 from specbatch.pipeline.stages.context import StageContext
 from specbatch.pipeline.stages.group_report import group_report
+from specbatch.pipeline.stages.moderation import policy_report, with_rulings
 from specbatch.pipeline.stages.reuse import offer_answers, reuse_report
 from specbatch.pipeline.stages.texts import with_text
-from specbatch.pipeline.storage.artefacts import read_measured, read_results, read_reuse
+from specbatch.pipeline.storage.artefacts import (
+    read_measured,
+    read_results,
+    read_reuse,
+    read_rulings,
+)
 from specbatch.pipeline.storage.prompts import rows_of
 from specbatch.pipeline.storage.workspace import read_own
 from specbatch.schemas.records import Stage, StageTiming
@@ -38,10 +44,12 @@ def record(context: StageContext, job_id: str, index: int) -> None:
         texts = tokenizer.decode_batch([record.token_ids for record in records])
         done = with_text(records, texts, rows, spec, tokenizer.decode)
         done = with_receipts(context.privacy.cipher, job.job_id, rows, done)
+        done = with_rulings(done, read_rulings(results), job, spec)
         kept = kept_records(context.privacy.text_policy(job), done, tokenizer, texts)
         notes = read_reuse(results)
         measured = read_measured(results, mine)
         report = group_report(records) | measured | reuse_report(notes, records)
+        report |= policy_report(done)
         with held.usage.last_write():
             timing = StageTiming(time.monotonic() - begun)
             due = store.commit_group(work.lease, kept, timing, report, held.usage)

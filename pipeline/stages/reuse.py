@@ -22,6 +22,7 @@ import orjson
 
 from specbatch.pipeline.engines.contract import Completion, Request
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.ledger.rules import is_whole
 from specbatch.pipeline.storage.artefacts import ReuseNotes
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.mapper import as_float32
@@ -164,7 +165,9 @@ def offer_answers(
     answers = {
         bytes.fromhex(notes.answers[place]): (record.row_index, record.sample_index)
         for record in records
-        if (place := _place(record)) in notes.answers and record.error is None
+        if (place := _place(record)) in notes.answers
+        and record.error is None
+        and is_whole(record.token_ids)  # a policy took nothing out
     }
     if not answers:
         return

@@ -5,7 +5,7 @@
     drafts    blocks that were written ahead for them
     reuse     answers that the store has, if the job wants them
     engine    join the fused batch and wait; last rows may go to an idle worker meanwhile
-    results   one record per sample, written to the job's workspace
+    results   one record per sample, judged by the job's policies, written to its workspace
     commit    the group goes on to RECORD, with the device time that it took
 
 If the job is stopped meanwhile, its finished rows are kept and the group ends.
@@ -14,35 +14,25 @@ If the job is stopped meanwhile, its finished rows are kept and the group ends.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 
-from specbatch.pipeline.audit.receipts import with_receipts
-from specbatch.pipeline.engines.contract import Completion, Engines, Request, Ticket
+from specbatch.pipeline.engines.contract import Engines, Request
 from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.policy.costs.controls import NOTHING_MEASURED
-from specbatch.pipeline.privacy.retention import kept_records
-from specbatch.pipeline.runtime.leases import Held
 from specbatch.pipeline.runtime.work_stealing import wait_for_rows
 from specbatch.pipeline.stages import spans
 from specbatch.pipeline.stages.attempt import attempt_on_device, begin, claim_next
 from specbatch.pipeline.stages.context import StageContext
-from specbatch.pipeline.stages.draft_models import GroupModels
 from specbatch.pipeline.stages.drafting import uses_history
-from specbatch.pipeline.stages.group_report import group_report
-from specbatch.pipeline.stages.private_results import put_kept
 from specbatch.pipeline.stages.refill import refilled
 from specbatch.pipeline.stages.requests import (
-    Drafts,
-    records_of,
     requests_of,
-    row_and_sample,
 )
-from specbatch.pipeline.stages.reuse import NO_REUSE, Reuse, known_answers, reuse_report
-from specbatch.pipeline.stages.texts import with_text
+from specbatch.pipeline.stages.results import Group, Results, keep_finished, results_of
+from specbatch.pipeline.stages.reuse import known_answers
 from specbatch.pipeline.storage.artefacts import DraftBlock, read_drafts, write_results
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.pipeline.storage.prompts import rows_of
@@ -62,21 +52,6 @@ log = logging.getLogger(__name__)
 ATTEMPTS_WITH_DRAFTS = 3  # of a group; at the last one missing drafts are no error
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """A claimed group, and what belongs to it."""
-
-    held: Held
-    work: GroupWork
-    job: JobRow
-    spec: JobSpec
-    rows: Sequence[PromptRow]
-    drafts: Drafts
-    tickets: list[Ticket]  # its requests in the engine
-    models: GroupModels
-    reuse: Reuse = NO_REUSE
-
-
 def verify(context: StageContext, job_id: str, index: int) -> None:
     """Verify the next group of this worker's model, and send it on to RECORD."""
     host = context.engines("verify")
@@ -93,17 +68,19 @@ def verify(context: StageContext, job_id: str, index: int) -> None:
         drafts = blocks_ahead(context.objects, job, work, context.max_attempts)
         loaded = (serves.drafts, host.draft_model)
         models = context.draft_models.of_group(job, spec, work.lease.group_index or 0, *loaded)
-        group = _Group(held, work, job, spec, rows, drafts, tickets, models)
+        group = Group(held, work, job, spec, rows, drafts, tickets, models)
         by_row = _requests(context, host, group)
         group = replace(group, reuse=known_answers(context.store, job, spec, by_row))
         try:
             lessons = _run_engine(context, host, group, group.reuse.left(by_row))
+            group = _with_fingerprint(host, group)
+            results = results_of(context, host, group, chain(*(t.wait() for t in tickets)))
         except RequestCancelledError:
             if not held.cancelled.is_set():
                 raise  # the worker ends, the job does not
-            _keep_finished(context, _with_fingerprint(host, group))
+            keep_finished(context, host, _with_fingerprint(host, group))
             return
-        _commit(context, _with_fingerprint(host, group), lessons)
+        _commit(context, group, lessons, results)
     if work.suspect:
         _enqueue_suspects(context, work.lease.job_id)
 
@@ -162,7 +139,7 @@ def blocks_ahead(
 
 
 def _run_engine(
-    context: StageContext, host: Engines, group: _Group, by_row: Sequence[Sequence[Request]]
+    context: StageContext, host: Engines, group: Group, by_row: Sequence[Sequence[Request]]
 ) -> list[Lessons]:
     """Complete the group's rows in its tickets; returns what the engine learned about drafts.
 
@@ -191,7 +168,7 @@ def _run_engine(
         return wait_for_rows(service, tickets, held, by_row, split, may_split)
 
 
-def _requests(context: StageContext, host: Engines, group: _Group) -> list[list[Request]]:
+def _requests(context: StageContext, host: Engines, group: Group) -> list[list[Request]]:
     """By row, a request for each sample."""
     job, spec = group.job, group.spec
     decode = context.decode(job)
@@ -204,7 +181,7 @@ def _requests(context: StageContext, host: Engines, group: _Group) -> list[list[
     return [requests_of(job.job_id, spec, row, decode, *of_group) for row in group.rows]
 
 
-def _with_fingerprint(host: Engines, group: _Group) -> _Group:
+def _with_fingerprint(host: Engines, group: Group) -> Group:
     """The group with the fingerprint of the model that has decided its tokens.
 
     The model may have been loaded after the group was claimed. Raises `ModelChangedError` if its
@@ -221,14 +198,14 @@ def _with_fingerprint(host: Engines, group: _Group) -> _Group:
     )
 
 
-def _commit(context: StageContext, group: _Group, lessons: Sequence[Lessons]) -> None:
+def _commit(
+    context: StageContext, group: Group, lessons: Sequence[Lessons], results: Results
+) -> None:
     """Write the results, and send the group on to RECORD."""
-    held, job, tickets, price = group.held, group.job, group.tickets, context.price_microusd
-    completions = group.reuse.with_copies(done for ticket in tickets for done in ticket.wait())
-    records = records_of(job, group.rows, completions, group.drafts, price)
+    held, job, tickets, records = group.held, group.job, group.tickets, results.records
     measured = sum((lesson.measured for lesson in lessons), NOTHING_MEASURED)
-    notes = group.reuse.notes(completions, records)
-    data = write_results(records, measured.priced(price).report(), notes)
+    figures = measured.priced(context.price_microusd).report()
+    data = write_results(records, figures, results.notes, results.rulings)
     artefact = context.put(job, "results", held.lease, data)
     held.check()
     spans.verified(held.span, job, tickets, records)
@@ -241,7 +218,7 @@ def _commit(context: StageContext, group: _Group, lessons: Sequence[Lessons]) ->
     with held.usage.last_write():
         context.timing.commit(held.lease, advance)
     context.enqueue_unit(job, Stage.RECORD, held.lease.group_index)
-    pairs = zip(records, completions, strict=True)
+    pairs = zip(records, results.completions, strict=True)
     done = [(record, c.shadow_pair) for record, c in pairs if not c.reused_from]
     context.draft_models.observe(held.lease, group.models.trials, done)
 
@@ -251,36 +228,3 @@ def _enqueue_suspects(context: StageContext, job_id: str) -> None:
     for work in context.store.due(job_id=job_id):
         if work.stage is Stage.VERIFY:
             context.enqueue(work)
-
-
-# --- if the job is stopped meanwhile -------------------------------------------------------------
-def _keep_finished(context: StageContext, group: _Group) -> None:
-    """End the group; keep its finished rows, with their texts."""
-    held, job, tickets = group.held, group.job, group.tickets
-    lease = held.lease
-    tokenizer = context.tokenizers.of_job(context.jobs.of_group(job.job_id)[0])
-    finished = (completion for ticket in tickets for completion in ticket.finished())
-    known = replace(group.reuse, repeats={})  # the row that they repeat may not be whole
-    completions = _whole_rows(known.with_copies(finished), group.rows)
-    records = records_of(job, group.rows, completions, group.drafts, context.price_microusd)
-    texts = tokenizer.decode_batch([record.token_ids for record in records])
-    records = with_text(records, texts, group.rows, group.spec, tokenizer.decode)
-    report = group_report(records) | put_kept(context.objects, job, lease, records)
-    report |= reuse_report(group.reuse.notes(completions, records), records)
-    records = with_receipts(context.privacy.cipher, job.job_id, group.rows, records)
-    kept = kept_records(context.privacy.text_policy(job), records, tokenizer)
-    timing = context.device_time(tickets)
-    keep = partial(context.store.keep_part, lease, kept, timing, report, usage=held.usage)
-    with held.usage.last_write():
-        context.timing.commit(lease, keep)
-    context.enqueue_publish(lease.job_id)
-
-
-def _whole_rows(done: Sequence[Completion], rows: Sequence[PromptRow]) -> list[Completion]:
-    """The completions of rows all of whose samples have finished.
-
-    So a row is whole in this job's output, or whole in its remainder.
-    """
-    samples = Counter(row_and_sample(completion.request_id)[0] for completion in done)
-    whole = {row.row_index for row in rows if samples[row.row_index] == row.n}
-    return [c for c in done if row_and_sample(c.request_id)[0] in whole]

@@ -17,6 +17,7 @@ import pyarrow as pa
 from specbatch.schemas import arrow, completion_rows
 from specbatch.schemas.crash_points import CrashPoint, reach
 from specbatch.schemas.errors import ObjectError
+from specbatch.schemas.policies import Ruled, Ruling, Verdict
 from specbatch.schemas.records import (
     CompletionRecord,
     FinishReason,
@@ -25,7 +26,8 @@ from specbatch.schemas.records import (
     TopLogprobs,
 )
 
-_MEASURED, _REUSE = b"measured", b"reuse"  # beside the results
+_MEASURED, _REUSE, _RULINGS = b"measured", b"reuse", b"rulings"  # beside the results
+Rulings = Mapping[tuple[int, int], Sequence[Ruled]]  # of policies, by row and sample
 _PROPOSER = b"proposer"  # beside the drafts, which are all its own
 _SEQUENCES = ("token_ids", "origins", "logprobs", "proposed_at_depth", "accepted_at_depth")
 
@@ -113,6 +115,7 @@ def write_results(
     records: Sequence[CompletionRecord],
     measured: Mapping[str, float] | None = None,
     reuse: ReuseNotes = NO_NOTES,
+    rulings: Rulings | None = None,
 ) -> bytes:
     """`measured`: figures that the attempt adds to its job's report, beside its records."""
     reach(CrashPoint.ARTEFACT_WRITE)
@@ -127,6 +130,8 @@ def write_results(
     beside = {_MEASURED: orjson.dumps(dict(measured))} if measured else {}
     if reuse != NO_NOTES:
         beside[_REUSE] = orjson.dumps(asdict(reuse))
+    if rulings:
+        beside[_RULINGS] = orjson.dumps([[*place, ruled] for place, ruled in rulings.items()])
     schema = arrow.RESULTS
     if not any(columns[arrow.REUSED_FROM]):  # so that earlier versions can read the file
         schema = schema.remove(schema.get_field_index(arrow.REUSED_FROM))
@@ -169,6 +174,20 @@ def read_reuse(data: bytes) -> ReuseNotes:
     """The `reuse` of `write_results`."""
     found = _beside(data, _REUSE)
     return NO_NOTES if found is None else ReuseNotes(**orjson.loads(found))
+
+
+def read_rulings(data: bytes) -> Rulings:
+    """The `rulings` of `write_results`."""
+    found = _beside(data, _RULINGS)
+    return {
+        (row, sample): [_ruled(**one) for one in ruled]
+        for row, sample, ruled in (orjson.loads(found) if found else ())
+    }
+
+
+def _ruled(verdict: Mapping[str, Any], **others: Any) -> Ruled:
+    said = Verdict(**dict(verdict) | {"ruling": Ruling(verdict["ruling"])})
+    return Ruled(verdict=said, **others)
 
 
 def _recheck(found: Recheck) -> dict[str, Any]:

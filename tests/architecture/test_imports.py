@@ -18,7 +18,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         *("pipeline.observe", "migrations"),
     ),
     ("pipeline.inputs", "pipeline.outputs", "pipeline.ledger", "pipeline.engines"),
-    ("pipeline.runtime",),
+    ("pipeline.runtime", "pipeline.moderation"),
     ("pipeline.stages",),
     ("pipeline.bootstrap",),
     ("workers", "pipeline.operations", "pipeline.learning"),

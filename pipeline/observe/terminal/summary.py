@@ -10,6 +10,8 @@ from specbatch.pipeline.observe.terminal.progress import INTERRUPTED
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.records import JobRow, JobState, Verification
 
+_RULED = {"redact": "redacted", "block": "blocked", "review": "held back for review"}
+
 
 @dataclass(frozen=True, slots=True)
 class JobSummary:
@@ -66,6 +68,12 @@ def summary_rows(summary: JobSummary) -> list[tuple[str, str]]:
     verification = job.spec.get("speculation", {}).get("verification", Verification.COUPLED)
     if verification != Verification.COUPLED:
         rows.append(("verification", f"{verification}: outputs depend on the drafts"))
+    held_back = {
+        ruling: int(report.get(f"policy_{ruling}", 0)) for ruling in ("redact", "block", "review")
+    }
+    if any(held_back.values()):
+        shown = ", ".join(f"{count:,} {_RULED[r]}" for r, count in held_back.items() if count)
+        rows.append(("outputs by content policies", shown))
     if reused := int(report.get("reused", 0)):
         saved = f"${report.get('reuse_saved_usd', 0.0):.6f} when they were computed"
         rows.append(("outputs reused", f"{reused:,}; {saved}"))

@@ -1,0 +1,117 @@
+"""What verifying a group came to: its records, as far as it went."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from specbatch.pipeline.audit.receipts import with_receipts
+from specbatch.pipeline.engines.contract import Completion, Engines, Ticket
+from specbatch.pipeline.privacy.retention import kept_records
+from specbatch.pipeline.runtime.leases import Held
+from specbatch.pipeline.stages.context import StageContext
+from specbatch.pipeline.stages.draft_models import GroupModels
+from specbatch.pipeline.stages.group_report import group_report
+from specbatch.pipeline.stages.moderation import Moderation, policy_report, with_rulings
+from specbatch.pipeline.stages.private_results import put_kept
+from specbatch.pipeline.stages.requests import Drafts, records_of, row_and_sample
+from specbatch.pipeline.stages.reuse import NO_REUSE, Reuse, reuse_report
+from specbatch.pipeline.stages.texts import with_text
+from specbatch.pipeline.storage.artefacts import NO_NOTES, ReuseNotes, Rulings
+from specbatch.schemas.errors import RequestCancelledError
+from specbatch.schemas.records import CompletionRecord, GroupWork, JobRow, PromptRow
+from specbatch.schemas.spec import JobSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A claimed group, and what belongs to it."""
+
+    held: Held
+    work: GroupWork
+    job: JobRow
+    spec: JobSpec
+    rows: Sequence[PromptRow]
+    drafts: Drafts
+    tickets: list[Ticket]  # its requests in the engine
+    models: GroupModels
+    reuse: Reuse = NO_REUSE
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """Completions and their records, in one order."""
+
+    completions: Sequence[Completion]
+    records: Sequence[CompletionRecord]
+    notes: ReuseNotes
+    rulings: Rulings  # of the job's policies
+
+
+NO_RESULTS = Results((), (), NO_NOTES, {})
+
+
+def results_of(
+    context: StageContext, host: Engines, group: Group, computed: Iterable[Completion]
+) -> Results:
+    """Of what the engine has computed, and of copies of the same. Raises what `Moderation.judged`
+    raises."""
+    return _judged(context, host, group, group.reuse.with_copies(computed))
+
+
+def _judged(
+    context: StageContext, host: Engines, group: Group, completions: Sequence[Completion]
+) -> Results:
+    job, price = group.job, context.price_microusd
+    records = records_of(job, group.rows, completions, group.drafts, price)
+    notes = group.reuse.notes(completions, records)
+    of_group = (job, group.spec, group.rows, context.tokenizers, context.hooks, host)
+    records, rulings = Moderation(*of_group, group.tickets, price).judged(records)
+    return Results(completions, records, notes, rulings)
+
+
+# --- if the job is stopped meanwhile -------------------------------------------------------------
+def keep_finished(context: StageContext, host: Engines, group: Group) -> None:
+    """End the group; keep its finished rows, with their texts."""
+    held, job, spec, tickets = group.held, group.job, group.spec, group.tickets
+    lease = held.lease
+    tokenizer = context.tokenizers.of_job(context.jobs.of_group(job.job_id)[0])
+    results = _finished(context, host, group)
+    texts = tokenizer.decode_batch([record.token_ids for record in results.records])
+    done = with_text(results.records, texts, group.rows, spec, tokenizer.decode)
+    report = group_report(done) | put_kept(context.objects, job, lease, done, results.rulings)
+    report |= reuse_report(results.notes, done)
+    done = with_receipts(context.privacy.cipher, job.job_id, group.rows, done)
+    done = with_rulings(done, results.rulings, job, spec)
+    report |= policy_report(done)
+    kept = kept_records(context.privacy.text_policy(job), done, tokenizer)
+    timing = context.device_time(tickets)
+    keep = partial(context.store.keep_part, lease, kept, timing, report, usage=held.usage)
+    with held.usage.last_write():
+        context.timing.commit(lease, keep)
+    context.enqueue_publish(lease.job_id)
+
+
+def _finished(context: StageContext, host: Engines, group: Group) -> Results:
+    """Of whole rows. Nothing where the verifier would have to judge them: it takes no more
+    questions of this job, so their rows are left for the remainder."""
+    done = (c for ticket in group.tickets for c in ticket.finished())
+    own = (c for c in done if c.request_id.count("/") == 2)  # and no answer of a judge
+    known = replace(group.reuse, repeats={})  # the row that they repeat may not be whole
+    whole = _whole_rows(known.with_copies(own), group.rows)
+    try:
+        return _judged(context, host, group, whole)
+    except RequestCancelledError:
+        return NO_RESULTS
+
+
+def _whole_rows(done: Sequence[Completion], rows: Sequence[PromptRow]) -> list[Completion]:
+    """The completions of rows all of whose samples have finished.
+
+    So a row is whole in this job's output, or whole in its remainder.
+    """
+    samples = Counter(row_and_sample(completion.request_id)[0] for completion in done)
+    whole = {row.row_index for row in rows if samples[row.row_index] == row.n}
+    return [c for c in done if row_and_sample(c.request_id)[0] in whole]

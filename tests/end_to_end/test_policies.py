@@ -1,0 +1,174 @@
+"""Whole jobs whose texts are judged before they are published: what a policy objects to is nowhere
+but where the tenant's privacy mode keeps texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow.parquet as pq
+import pytest
+from end_to_end.test_drafting import ROWS, Done, Night
+
+from specbatch.schemas.records import FinishReason
+
+MODULE = """
+import os, time
+from specbatch import PolicyInput, Verdict
+
+
+def by_row(given: PolicyInput, rulings: dict) -> Verdict:
+    what = rulings.get(given.row_id, "allow")
+    if what == "raise":
+        raise RuntimeError(given.text)
+    if what == "hang":
+        time.sleep(3600)
+    if what == "die":
+        os._exit(1)
+    if what == "nonsense":
+        return given.text
+    if what == "redact":
+        return Verdict.redact("[NOTHING]", "by-row")
+    return getattr(Verdict, what)(*([] if what == "allow" else ["by-row"]))
+"""
+SENTINEL = "SENTINEL"
+
+
+@pytest.fixture
+def night(tmp_path: Path) -> Iterator[Night]:
+    night = Night(tmp_path / "night")
+    yield night
+    night.store.close()
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed package that offers policy `by-row`."""
+    site = tmp_path / "site"
+    info = site / "our_policies-1.2.dist-info"
+    info.mkdir(parents=True)
+    (site / "our_policies.py").write_text(MODULE)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: our-policies\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text("[specbatch.policies]\nby-row = our_policies:by_row\n")
+    monkeypatch.syspath_prepend(str(site))
+
+
+def by_row(rulings: Mapping[str, str], **more: Any) -> dict[str, Any]:
+    return {"policies": [{"use": "by-row", "options": {"rulings": rulings}, **more}]}
+
+
+def published(done: Done) -> dict[str, dict[str, Any]]:
+    rows = pq.read_table(Path(done.job.output_uri.removeprefix("file://")) / "data").to_pylist()
+    return {row["id"]: row for row in rows}
+
+
+def logged(night: Night, done: Done) -> list[dict[str, Any]]:
+    entries = night.store.log(done.job.job_id)
+    return [p for entry in entries if (p := orjson.loads(entry.payload)).get("policies")]
+
+
+@pytest.mark.usefixtures("package")
+def test_each_ruling_of_a_package_s_policy(night: Night) -> None:
+    with night.worker(draft=None):
+        plain = published(night.run())
+        ids = list(plain)
+        rulings = dict(zip(ids, ["redact", "block", "review"], strict=False))
+        done = night.run(more=by_row(rulings))
+    rows = published(done)
+    redacted, blocked, held = (rows[row] for row in ids[:3])
+    assert redacted["text"] == "[NOTHING]"
+    assert redacted["finish_reason"] == plain[ids[0]]["finish_reason"]
+    assert redacted["error"] is None
+    assert blocked["finish_reason"] == "blocked"
+    assert blocked["error"] == "blocked by policy `by-row` (by-row)"
+    assert held["finish_reason"] == "review"
+    assert held["error"] == "held back for review by policy `by-row` (by-row)"
+    for row in (redacted, blocked, held):
+        assert row["token_ids"] is None
+        assert row["logprobs"] is None
+        assert row["completion_tokens"] == plain[row["id"]]["completion_tokens"]
+    assert blocked["text"] is held["text"] is None
+    for row in ids[3:]:
+        same = ("text", "token_ids", "finish_reason", "logprobs")
+        assert [rows[row][name] for name in same] == [plain[row][name] for name in same]
+    (said,) = (p["policies"] for p in logged(night, done))
+    (by,) = said
+    assert (by["policy"], by["version"], by["asked"]) == ("by-row", "our-policies 1.2", ROWS)
+    assert by["sec"] > 0
+    assert [one[2:] for one in by["not_allowed"]] == [
+        ["redact", "by-row"],
+        ["block", "by-row"],
+        ["review", "by-row"],
+    ]
+    report = done.job.report
+    assert [report[f"policy_{r}"] for r in ("redact", "block", "review")] == [1, 1, 1]
+
+
+@pytest.mark.usefixtures("package")
+def test_what_fails_is_blocked_unless_the_spec_says_otherwise(night: Night, caplog: Any) -> None:
+    with night.worker(draft=None):
+        plain = published(night.run())
+        ids = list(plain)
+        ways = ["raise", "hang", "allow", "die", "nonsense"]
+        rulings = dict(zip(ids, ways, strict=False))
+        closed = night.run(more=by_row(rulings, timeout_sec=2.0))
+        opened = night.run(more=by_row({ids[0]: "raise"}, on_error="allow"))
+    rows = published(closed)
+    for row, way in rulings.items():
+        assert rows[row]["finish_reason"] == ("length" if way == "allow" else "blocked"), way
+    assert rows[ids[5]]["text"] == plain[ids[5]]["text"], "it is asked again after each failure"
+    assert published(opened)[ids[0]]["text"] == plain[ids[0]]["text"]
+    assert "RuntimeError" in caplog.text
+    assert plain[ids[0]]["text"] not in caplog.text
+
+
+@pytest.mark.usefixtures("package")
+def test_a_policy_that_only_fails_is_not_asked_for_every_row(night: Night) -> None:
+    with night.worker(draft=None):
+        ids = list(published(night.run()))
+        done = night.run(more=by_row(dict.fromkeys(ids, "hang"), timeout_sec=0.5))
+    assert {row["finish_reason"] for row in published(done).values()} == {"blocked"}
+    (by,) = logged(night, done)[0]["policies"]
+    assert 1.5 <= by["sec"] < 0.5 * ROWS
+
+
+def test_patterns_redact_block_and_hold_back(night: Night) -> None:
+    with night.worker(draft=None):
+        plain = published(night.run())
+        words = {"any": r"[a-z]+"}
+        of = {"use": "patterns", "patterns": words}
+        redacted = published(night.run(more={"policies": [of | {"verdict": "redact"}]}))
+        blocked = published(night.run(more={"policies": [of]}))
+        none = {"use": "patterns", "patterns": {"none": "no such text"}}
+        allowed = published(night.run(more={"policies": [none]}))
+    assert {row["finish_reason"] for row in blocked.values()} == {"blocked"}
+    assert all("[any]" in row["text"] for row in redacted.values())
+    assert {k: row["text"] for k, row in allowed.items()} == {
+        k: row["text"] for k, row in plain.items()
+    }
+
+
+def test_the_verifier_judges_and_its_time_is_the_row_s(night: Night) -> None:
+    judge = {"use": "judge", "prompt": "Is this rude?\n\n{text}\n\nAnswer: "}
+    with night.worker(draft=None):
+        first, again = (night.run(more={"policies": [judge]}) for _ in range(2))
+    assert first.outputs == again.outputs, "a judge decides with the same bits"
+    (by,) = logged(night, first)[0]["policies"]
+    assert by["asked"] == ROWS
+    for record in first.completions:
+        assert record.finish_reason in (FinishReason.BLOCKED, FinishReason.LENGTH)
+        assert record.ticks.overhead > 0
+    spent = sum(c.cost_usd for c in first.completions)
+    assert night.store.progress(first.job.job_id).cost_usd == pytest.approx(spent)
+
+
+@pytest.mark.usefixtures("package")
+def test_a_policy_that_is_not_installed_fails_its_groups_by_name(night: Night) -> None:
+    with night.worker(draft=None), pytest.raises(AssertionError, match="no row could be"):
+        night.run(more={"policies": [{"use": "nobody-s"}]})
+    (job,) = night.store.list_jobs()
+    (_, _, _, error) = next(iter(night.store.failed_groups(job.job_id)))
+    assert "no installed package offers policy `nobody-s`" in str(error)
+    assert "by-row" in str(error)
