@@ -33,9 +33,9 @@ class EntryKind(StrEnum):
     PUBLISHED = "published"
     PURGED = "purged"  # what was emptied: rows, null for all that were there; and why
     EXPORTED = "exported"  # what left the store: what, to
-    # A person decided on completions that a policy held back: decided: [row, sample, decision].
+    # A person decided on completions that policies held back, and the output is published again:
+    # decided: [row, sample, decision].
     REVIEWED = "reviewed"
-    REVISED = "revised"  # decided ones were published: revision, manifest (uri, sha256)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 PATTERNS, JUDGE = "patterns", "judge"  # the policies that are built in
+HELD_BACK = "policy_review"  # in a job's report: how many completions wait or waited for a person
 ENTRY_POINTS = "specbatch.policies"  # the group of those that other packages offer
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
 Name = Annotated[str, StringConstraints(pattern=rf"^{_NAME}$")]
@@ -82,6 +83,38 @@ class Ruled:
     version: str
     verdict: Verdict
     sec: float = 0.0  # that it took
+
+
+class Decided(StrEnum):
+    """What a person decided on a completion that was held back."""
+
+    RELEASED = "released"  # published
+    BLOCKED = "blocked"  # never published
+
+
+@dataclass(frozen=True, slots=True)
+class Reviews:
+    """The completions of a job that policies hold back for review, by (row, sample)."""
+
+    held: Mapping[tuple[int, int], HeldBack]
+    decided: Mapping[tuple[int, int], Decided]
+    times: int = 0  # that somebody decided: each is a revision of the output
+
+    @property
+    def pending(self) -> list[tuple[int, int]]:
+        return [place for place in self.held if place not in self.decided]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBack:
+    """One completion that is held back, without its text."""
+
+    row_id: str
+    group_index: int
+    why: str  # which policy, in a sentence
+
+
+NO_REVIEWS = Reviews({}, {})
 
 
 class PolicySpec(BaseModel):

@@ -204,7 +204,6 @@ ENTRIES: Mapping[EntryKind, tuple[str, ...]] = {
     EntryKind.PURGED: (PRIVACY,),
     EntryKind.EXPORTED: (OPERATOR, AUDITOR),
     EntryKind.REVIEWED: (OPERATOR,),
-    EntryKind.REVISED: (OPERATOR,),
 }
 
 

@@ -28,7 +28,8 @@ from specbatch.schemas.usage import COUNTERS
 _ENDS = "ARRAY[" + ", ".join(f"'{state.value}'" for state in JobState if state.is_final) + "]"
 _CLOSED = f"('{Stage.DONE.value}', '{Stage.FAILED.value}', '{Stage.CANCELLED.value}')"
 _TURNING = (
-    f"('{EntryKind.PUBLISHED.value}', '{EntryKind.FAILED.value}', '{EntryKind.RETRIED.value}')"
+    f"('{EntryKind.PUBLISHED.value}', '{EntryKind.FAILED.value}', '{EntryKind.RETRIED.value}', "
+    f"'{EntryKind.REVIEWED.value}')"
 )
 # What auditors and who purges write of a job that has ended; their other rights say how.
 _AFTER_THE_END = (

@@ -40,6 +40,8 @@ SENTENCES = {
     "job.",
     "retry": "Send a job's failed and cancelled groups, or only its quarantined rows, back to "
     "work.",
+    "review": "List the completions of a job that policies hold back for review, or decide on "
+    "them.",
     "drafting": "Switch drafting off while jobs run, for everything or a part; switch it on again; "
     "list both.",
     "models": "Register draft models, promote one for all or some rows, roll back, retire; list "

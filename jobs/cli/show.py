@@ -16,6 +16,7 @@ from specbatch.jobs.cli.cost import cost_of, saved_json, saved_line, stages_json
 from specbatch.jobs.cli.drafting import switch_line
 from specbatch.jobs.cli.options import JobId
 from specbatch.jobs.cli.outcome import ROWS_COUNT, as_json, summary_of
+from specbatch.jobs.cli.review import waiting_line
 from specbatch.jobs.cli.stores import found_settings
 from specbatch.pipeline.bootstrap import make_client, make_store
 from specbatch.pipeline.ledger.contract import Store
@@ -40,6 +41,7 @@ from specbatch.schemas.records import (
 from specbatch.schemas.spec import CONTEXT_TOKENS, beyond_context
 from specbatch.schemas.speculation import ALL_PROPOSERS, Decision
 from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
+from specbatch.schemas.visible import one_line
 
 EXAMPLES = 3
 DECISIONS = 20
@@ -65,6 +67,7 @@ def show(
         silence_sec = LEASES_OF_SILENCE * settings.lease_sec
         waits = c.waits_for(row.job_id, silence_sec)
         unfinished = store.failed_groups(row.job_id)
+        reviews = store.reviews(row.job_id)
         alone = [(p, error) for _, word, p, error in unfinished if _is_one_row(word, p)]
         if json:
             payload = {"rows_quarantined": len(alone), "decisions": [asdict(d) for d in decisions]}
@@ -78,6 +81,7 @@ def show(
             payload |= {"interrupted": interrupted, "resume": resume}
             payload |= {"template": None, "system": None} | dict(templates)
             payload |= {"notifications": [asdict(n) for n in store.notifications_of(row.job_id)]}
+            payload |= {"in_review": [list(place) for place in reviews.pending]}
             payload |= {"stages": stages_json(stages)}
             say_json(as_json(row, progress, interrupted) | saved_json(saved, is_drafted) | payload)
             return
@@ -96,6 +100,11 @@ def show(
         say(saved_line(saved, is_drafted))
         for switch in switches:
             say(f"drafting is switched off for {switch_line(switch)}")
+        if in_review := waiting_line(row, reviews):
+            for place in reviews.pending[:EXAMPLES]:
+                one = reviews.held[place]
+                say(f"row {place[0]} ({one_line(one.row_id)}): {one.why}")
+            say(in_review)
         for line in quarantine_lines(store.rejected(row.job_id)):
             say(line)
         if alone:

@@ -134,6 +134,10 @@ class LogFacts:
             self.expected |= {"state": None, "error_sha256": None}
             self.published, self.manifest = False, None
             self.accounts = self.published_by = None
+        elif kind is EntryKind.REVIEWED:  # it is published again
+            self.expected |= {"state": None, "error_sha256": None}
+            self.published, self.manifest = False, None
+            self.accounts = self.published_by = None
         elif kind in _ENDS:
             self.published = kind is EntryKind.PUBLISHED
             if not self.published and said["state"] != JobState.FAILED:

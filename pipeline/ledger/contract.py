@@ -50,6 +50,7 @@ from specbatch.schemas.job_figures import GroupFigures, RowFigures
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.notifications import Due, NotificationRow
 from specbatch.schemas.numeric_class import Serves
+from specbatch.schemas.policies import Decided, Reviews
 from specbatch.schemas.presence import WorkerProcess
 from specbatch.schemas.provenance import Ticks
 from specbatch.schemas.records import (
@@ -147,21 +148,26 @@ class Store(Protocol):
         """Send FAILED and CANCELLED groups (and a failed ingest) back to work; return how many.
 
         Raises `UsageError` unless the job is final, or `numeric_class` or `models` is given.
-        Clears the cancel flag and the error, and sets the state to RUNNING. A group restarts at
-        RECORD when it has results, at VERIFY when it has drafts, else at its first stage. Ingest
-        resumes from its cursor. A FAILED or CANCELLED job whose groups are all done returns
-        to PUBLISH, which counts as one. A job with nothing to send back does not change. A deadline
-        that has passed and a budget that stopped the job are lifted.
+        Clears the cancel flag, the error and limits that were reached; the state is RUNNING. A
+        group restarts at RECORD when it has results, at VERIFY when it has drafts, else at its
+        first stage, ingest at its cursor. A FAILED or CANCELLED job whose groups are all done
+        returns to PUBLISH, which counts as one. A job with nothing to send back does not change.
 
         `quarantined` sends back FAILED groups of a single row and nothing else. It raises
         `UsageError` when the input was not read to its end.
 
-        `numeric_class` and `models` decide how unfinished groups are verified from now on. With
-        them a running job can be retried too: holders of groups at VERIFY lose their leases, these
-        groups restart, and the call returns how many groups are still to be verified. It raises
-        `UsageError` for a class that contradicts the job's spec, and for a model that would read
-        the prompts as other tokens.
+        With `numeric_class` and `models` unfinished groups are verified from now on, also those of
+        a running job: holders of groups at VERIFY lose their leases, and the call returns how many
+        groups are to be verified. It raises `UsageError` for a class that contradicts the job's
+        spec, and for a model that would read the prompts as other tokens.
         """
+
+    def reviews(self, job_id: str) -> Reviews:
+        """The completions of a job that policies hold back for review, and what was decided."""
+
+    def review_job(self, job_id: str, decided: Mapping[tuple[int, int], Decided]) -> None:
+        """Decide on held completions, and send the job to PUBLISH again. Raises `UsageError` for
+        one that is not held or was decided on, and for a job without an output."""
 
     def fail_job(self, lease: Lease, error: str) -> None:
         """End the job as FAILED: its input or model cannot be used. Needs a job lease.
@@ -696,20 +702,15 @@ class Store(Protocol):
         """
 
     def backlog(self) -> Backlog:
-        """What waits and who works now. Cheap enough for every few seconds.
-
-        It reads jobs that are not over, their groups' totals, and open sessions.
-        """
+        """What waits and who works now. It reads jobs that are not over, their groups' totals, and
+        open sessions."""
 
     def group_figures(self, job_id: str) -> Iterator[GroupFigures]:
         """Figures of all groups of a job, by index, a page at a time."""
 
     def row_figures(self, job_id: str, batch: int = 1000) -> Iterator[RowFigures]:
-        """Figures of all completions of a job by (row, sample), a page at a time.
-
-        They hold no text, nor anything that text could be rebuilt from. So whoever may see jobs may
-        see them, and a purge leaves them.
-        """
+        """Figures of all completions of a job by (row, sample), a page at a time. Text cannot be
+        rebuilt from them, so a purge leaves them."""
 
     # --- audits -----------------------------------------------------------------------------
     def note_action(self, job_id: str, kind: EntryKind, payload: Mapping[str, Any]) -> Head:

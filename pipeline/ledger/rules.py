@@ -22,6 +22,7 @@ from specbatch.schemas.errors import (
 from specbatch.schemas.fingerprint import TEXT_PARTS, Models, compared, differing, listed
 from specbatch.schemas.mapper import whole_spec
 from specbatch.schemas.numeric_class import NO_CHANGE, UNKNOWN, Change, contradiction
+from specbatch.schemas.policies import Decided, Reviews
 from specbatch.schemas.privacy import NOT_KEPT
 from specbatch.schemas.records import (
     FIRST_SPLIT_INDEX,
@@ -145,6 +146,23 @@ def check_retry(
             f"the input of job {job.job_id} was not read to its end: retry all of the job"
         )
     check_change(job, change)
+
+
+def check_review(job: JobRow, reviews: Reviews, decided: Mapping[tuple[int, int], Decided]) -> None:
+    """Raise `UsageError` unless all of these completions wait for a decision."""
+    if job.purged_at is not None:
+        raise UsageError(f"job {job.job_id} was purged: the texts that were held back are gone")
+    if not job.state.has_output:
+        raise UsageError(
+            f"job {job.job_id} is {job.state}: its completions can be reviewed once it has "
+            "published its output"
+        )
+    for place in decided:
+        called = f"row {place[0]} sample {place[1]} of job {job.job_id}"
+        if place not in reviews.held:
+            raise UsageError(f"{called} is not held back for review")
+        if place in reviews.decided:
+            raise UsageError(f"{called} was {reviews.decided[place]} before, which stays so")
 
 
 def check_move(job: JobRow, change: Change, quarantined: bool) -> None:

@@ -24,7 +24,7 @@ class Patterns:
     def judge(self, text: str) -> Verdict:
         """The code is the name of the first pattern that was found."""
         spans = [
-            Span(*match.span(), name)
+            Span(match.start(), match.end(), name)
             for name, pattern in self._patterns.items()
             for match in pattern.finditer(text)
         ]

@@ -14,9 +14,10 @@ from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.schemas.errors import MissingExtraError, SpecbatchError
 from specbatch.schemas.extras import require_engine_extra
 from specbatch.schemas.fingerprint import Models
+from specbatch.schemas.policies import Reviews
 from specbatch.schemas.records import JobRow, PromptRow, Prompts
 from specbatch.schemas.settings import Settings
-from specbatch.schemas.spec import JobSpec
+from specbatch.schemas.spec import JobSpec, spec_of
 
 if TYPE_CHECKING:  # the light install has no torch and no pyarrow
     from specbatch.pipeline.operations.audit import Auditor
@@ -88,6 +89,30 @@ def make_replays(
     tokenizer = TextTokenizer.load(str(folder.path))
     checker = RowChecker(spec, tokenizer, folder.context_tokens, folder.vocab_size)
     return Replays(store, objects, job, spec, tokenizer, replayer, checker)
+
+
+def held_texts(
+    settings: Settings, store: Store, job: JobRow, reviews: Reviews
+) -> dict[tuple[int, int], str] | None:
+    """Texts of the completions that wait for a review. None if they cannot be read here: the files
+    or the model's tokenizer are elsewhere, or the light install cannot read them."""
+    waiting = {place: reviews.held[place] for place in reviews.pending}
+    if not waiting:
+        return {}
+    if find_spec("pyarrow") is None or find_spec("transformers") is None:
+        return None
+    from specbatch.pipeline.engines.models.model_folder import inspect_model
+    from specbatch.pipeline.inputs.tokenizer import TextTokenizer
+    from specbatch.pipeline.stages.private_results import held_back
+
+    try:
+        spec = spec_of(job)
+        tokenizer = TextTokenizer.load(str(inspect_model(job.verifier).path))
+        found = held_back(store, _objects(settings), job, spec, tokenizer.decode, waiting)
+    except SpecbatchError as error:
+        log.info("texts that are held back are out of reach: %s", error)
+        return None
+    return {place: record.text for place, record in found.items()}
 
 
 def models_now(spec: JobSpec) -> Models:

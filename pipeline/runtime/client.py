@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 
 from specbatch.pipeline.ledger.contract import Store
@@ -20,6 +20,7 @@ from specbatch.schemas.backlog import is_interrupted
 from specbatch.schemas.errors import UsageError, WaitTimeoutError
 from specbatch.schemas.fingerprint import Models
 from specbatch.schemas.job_progress import JobProgress
+from specbatch.schemas.policies import Decided
 from specbatch.schemas.records import (
     PRIORITIES,
     DueWork,
@@ -144,6 +145,15 @@ class Client:
         count = self._store.retry_job(job.job_id, quarantined, numeric_class, models)
         self._enqueue_due(job.job_id)
         return count
+
+    def review(self, job_id: str, decided: Mapping[tuple[int, int], Decided]) -> None:
+        """Decide on completions that policies hold back; the output is published again with them.
+
+        Raises `UsageError` for one that is not held, or was decided on.
+        """
+        job = self._store.get_job(job_id)
+        self._store.review_job(job.job_id, decided)
+        self._enqueue_due(job.job_id)
 
     def interrupted(self, jobs: Sequence[JobRow], lease_sec: float) -> list[str]:
         """Ids of the jobs that were begun and that no worker works on any more."""

@@ -21,7 +21,7 @@ from specbatch.pipeline.moderation.patterns import Patterns
 from specbatch.pipeline.policy.costs.pricing import cost_units
 from specbatch.pipeline.runtime.tokenizers import Tokenizers
 from specbatch.pipeline.stages.texts import with_text
-from specbatch.pipeline.storage.artefacts import Rulings
+from specbatch.pipeline.storage.artefacts import Place, Rulings
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.fingerprint import shown
 from specbatch.schemas.policies import (
@@ -47,7 +47,6 @@ from specbatch.schemas.timekeeping import usd_of
 
 log = logging.getLogger(__name__)
 
-Place = tuple[int, int]  # row, sample
 MOST_FAILURES = 3  # of a policy in a row; the rest of the group is not asked any more
 
 
@@ -233,6 +232,11 @@ def with_rulings(
         kept = [_for_kept_texts(one, job) for one in ruled or ()]
         done.append(as_ruled(record, kept))
     return done
+
+
+def is_for_review(ruled: Sequence[Ruled]) -> bool:
+    by = outcome(ruled)
+    return by is not None and by.verdict.ruling is Ruling.REVIEW
 
 
 def _for_kept_texts(ruled: Ruled, job: JobRow) -> Ruled:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -28,12 +28,16 @@ from specbatch.pipeline.stages import spans
 from specbatch.pipeline.stages.attempt import attempt
 from specbatch.pipeline.stages.context import StageContext
 from specbatch.pipeline.stages.kept_columns import kept_columns
-from specbatch.pipeline.stages.private_results import recorded, rejected_whole
+from specbatch.pipeline.stages.private_results import held_back, recorded, rejected_whole
 from specbatch.pipeline.stages.remainder import Remainder, write_remainder
+from specbatch.pipeline.stages.reviews import revision_of, with_decisions
+from specbatch.pipeline.storage.artefacts import Place
 from specbatch.pipeline.storage.objects import Objects, join
 from specbatch.pipeline.storage.prompts import reader
 from specbatch.schemas.audit import Head, PublishedManifest
 from specbatch.schemas.job_progress import JobProgress
+from specbatch.schemas.mapper import without_details
+from specbatch.schemas.policies import HeldBack
 from specbatch.schemas.records import (
     FIRST_SPLIT_INDEX,
     CompletionRecord,
@@ -89,6 +93,8 @@ def _write(
         rejected = rejected_whole(store, objects, job)
     keep = spec.output.keep_best
     rows = with_unfinished_rows(store, objects, job, done, with_logprobs=keep is not None)
+    reviews = store.reviews(job.job_id)
+    rows = with_decisions(rows, reviews, partial(_held_back, context, job, spec))
     with objects.temp_folder() as folder:
         unread_input = _Unread(context, work, spec)
         left = None
@@ -107,7 +113,7 @@ def _write(
             openai=(input_format or spec.input.format) == "openai",
             created=int(job.created_at),
             decode=context.decode(job),
-            info=_info(job, spec, store.log_head(job.job_id)),
+            info=_info(job, spec, store.log_head(job.job_id)) | revision_of(reviews),
             beside=left.files if left is not None else (),
             still_mine=partial(context.lease_keeper.confirm, held),
             kept=kept_columns(context, job, spec),
@@ -116,6 +122,15 @@ def _write(
     error = error or (left.problem if left is not None else None)
     uri, sha256 = join(spec.output.uri, MANIFEST), hashlib.sha256(manifest.to_json())
     return state, error, PublishedManifest(uri, sha256.hexdigest())
+
+
+def _held_back(
+    context: StageContext, job: JobRow, spec: JobSpec, places: Mapping[Place, HeldBack]
+) -> dict[Place, CompletionRecord]:
+    found = held_back(context.store, context.objects, job, spec, context.decode(job), places)
+    if spec.output.keep_best:
+        return found
+    return {place: without_details(record) for place, record in found.items()}
 
 
 def _write_remainder(

@@ -27,7 +27,8 @@ from specbatch.schemas.records import (
 )
 
 _MEASURED, _REUSE, _RULINGS = b"measured", b"reuse", b"rulings"  # beside the results
-Rulings = Mapping[tuple[int, int], Sequence[Ruled]]  # of policies, by row and sample
+Place = tuple[int, int]  # row, sample
+Rulings = Mapping[Place, Sequence[Ruled]]  # of policies
 _PROPOSER = b"proposer"  # beside the drafts, which are all its own
 _SEQUENCES = ("token_ids", "origins", "logprobs", "proposed_at_depth", "accepted_at_depth")
 

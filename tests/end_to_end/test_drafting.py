@@ -29,6 +29,7 @@ from specbatch.pipeline.runtime.client import Client
 from specbatch.pipeline.runtime.knowledge_store import KnowledgeStore
 from specbatch.pipeline.storage.artefacts import read_drafts
 from specbatch.schemas.draft_switches import SwitchScope
+from specbatch.schemas.policies import Decided
 from specbatch.schemas.records import CompletionRecord, JobRow, JobState
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import load_spec
@@ -165,6 +166,13 @@ class Night:
         job = self.store.get_job(job.job_id)
         assert last.state is JobState.DONE, job.error
         return Done(self.store, job)
+
+    def review(self, done: Done, decided: Mapping[tuple[int, int], Decided]) -> JobRow:
+        """Decide on completions that are held back; the job when it is published again."""
+        assert self._client is not None, "only inside `worker`"
+        self._client.review(done.job.job_id, decided)
+        *_, _last = self._client.follow(done.job.job_id, every_sec=0.02, timeout_sec=WAIT_SEC)
+        return self.store.get_job(done.job.job_id)
 
     def write(self, statement: str, **values: Any) -> None:
         """Change the store's rows behind its back."""

@@ -12,7 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 from end_to_end.test_drafting import ROWS, Done, Night
 
-from specbatch.schemas.records import FinishReason
+from specbatch.pipeline.operations.tools import make_auditor
+from specbatch.schemas.errors import UsageError
+from specbatch.schemas.policies import Decided
+from specbatch.schemas.records import FinishReason, JobState
 
 MODULE = """
 import os, time
@@ -62,6 +65,13 @@ def by_row(rulings: Mapping[str, str], **more: Any) -> dict[str, Any]:
 def published(done: Done) -> dict[str, dict[str, Any]]:
     rows = pq.read_table(Path(done.job.output_uri.removeprefix("file://")) / "data").to_pylist()
     return {row["id"]: row for row in rows}
+
+
+def manifest(done: Done) -> dict[str, Any]:
+    found: dict[str, Any] = orjson.loads(
+        (Path(done.job.output_uri.removeprefix("file://")) / "manifest.json").read_bytes()
+    )
+    return found
 
 
 def logged(night: Night, done: Done) -> list[dict[str, Any]]:
@@ -172,3 +182,31 @@ def test_a_policy_that_is_not_installed_fails_its_groups_by_name(night: Night) -
     (_, _, _, error) = next(iter(night.store.failed_groups(job.job_id)))
     assert "no installed package offers policy `nobody-s`" in str(error)
     assert "by-row" in str(error)
+
+
+@pytest.mark.usefixtures("package")
+def test_a_review_releases_and_blocks_in_a_second_revision(night: Night) -> None:
+    with night.worker(draft=None):
+        plain = published(night.run())
+        ids = list(plain)
+        done = night.run(more=by_row(dict.fromkeys(ids[:3], "review")))
+        first = published(done)
+        assert [first[row]["text"] for row in ids[:3]] == [None] * 3
+        assert manifest(done)["info"] | {"revision": 1, "in_review": 3} == manifest(done)["info"]
+        places = night.store.reviews(done.job.job_id).pending
+        assert places == [(plain[row]["row_index"], 0) for row in ids[:3]]
+        again = night.review(done, {places[0]: Decided.RELEASED, places[1]: Decided.BLOCKED})
+        with pytest.raises(UsageError, match="released before, which stays so"):
+            night.review(done, {places[0]: Decided.BLOCKED})
+        with pytest.raises(UsageError, match="not held back for review"):
+            night.review(done, {(7, 0): Decided.BLOCKED})
+    assert again.state is JobState.DONE
+    second = published(done)
+    same = ("text", "token_ids", "finish_reason", "logprobs", "error")
+    assert [second[ids[0]][n] for n in same] == [plain[ids[0]][n] for n in same]
+    assert second[ids[1]]["error"] == "blocked by a reviewer"
+    assert second[ids[1]]["finish_reason"] == "blocked"
+    assert second[ids[2]]["finish_reason"] == "review"
+    assert manifest(done)["info"] | {"revision": 2, "in_review": 1} == manifest(done)["info"]
+    audit = make_auditor(night.settings, night.store).chain(done.job.job_id)
+    assert not audit.findings

@@ -25,6 +25,7 @@ from specbatch.pipeline.ledger.sql import (
     reading,
     registry,
     reusing,
+    reviewing,
     rolling_out,
     schedules,
     splitting,
@@ -172,6 +173,9 @@ class SqlStore:
         if change.is_any and not self.get_job(job_id).state.is_final:
             return self._move(job_id, change, quarantined)
         return self._retry(job_id, quarantined, change)
+
+    reviews = _reads(reviewing.reviews)
+    review_job = _writes(reviewing.review)
 
     # --- leases -----------------------------------------------------------------------------
     heartbeat = _writes(leases.heartbeat)

@@ -1,0 +1,156 @@
+"""`specbatch review JOB`: the completions that content policies hold back, and what becomes of
+them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import Annotated
+
+import typer
+
+from specbatch.jobs.cli import options as o
+from specbatch.jobs.cli.connect import client, load_settings
+from specbatch.jobs.cli.console import remark, say, say_json, while_read
+from specbatch.jobs.cli.outcome import finish
+from specbatch.pipeline.bootstrap import make_store
+from specbatch.pipeline.operations.tools import held_texts
+from specbatch.schemas.errors import UsageError
+from specbatch.schemas.policies import Decided, Reviews
+from specbatch.schemas.records import JobRow
+from specbatch.schemas.settings import Settings
+from specbatch.schemas.spec import spec_of
+from specbatch.schemas.visible import one_line
+
+Place = tuple[int, int]
+ALL = "all"
+_PLACE = re.compile(r"(\d{1,18})(?:/(\d{1,9}))?")
+_PLACE_HELP = "ROW, ROW/SAMPLE, or all that are left; repeat for more"
+
+
+def review(
+    job: o.JobId,
+    release: Annotated[
+        list[str] | None,
+        typer.Option("--release", help=f"publish these: {_PLACE_HELP}", show_default=False),
+    ] = None,
+    block: Annotated[
+        list[str] | None,
+        typer.Option("--block", help=f"never publish these: {_PLACE_HELP}", show_default=False),
+    ] = None,
+    local: Annotated[
+        bool, typer.Option("--local", help="publish the output again in this process")
+    ] = False,
+    json: o.Json = False,
+) -> None:
+    """List the completions of a job that policies hold back for review, or decide on them.
+
+    A decision is final and goes into the audit log. The output is then published again, with a
+    manifest that says which revision it is.
+    """
+    settings = load_settings()
+    with client(settings) as c:
+        row = c.job(job)
+        with closing(make_store(settings)) as store:
+            reviews = store.reviews(row.job_id)
+            decided = _decisions(row, reviews, release or (), block or ())
+            if not decided:
+                texts = held_texts(settings, store, row, reviews)
+                with while_read():
+                    _list(row, reviews, texts, json)
+                return
+        c.review(row.job_id, decided)
+        if not local:
+            _say_decided(settings, row, decided, json)
+            return
+        from specbatch.jobs.cli.local import run_here
+
+        run_here(settings, spec_of(row), c.job(row.job_id))
+        finish(c, row.job_id, json)
+
+
+def _decisions(
+    row: JobRow, reviews: Reviews, release: Sequence[str], block: Sequence[str]
+) -> dict[Place, Decided]:
+    """What to decide, by completion. Raises `UsageError`."""
+    decided: dict[Place, Decided] = {}
+    for given, decision in ((release, Decided.RELEASED), (block, Decided.BLOCKED)):
+        for place in _places(given, reviews):
+            if decided.setdefault(place, decision) is not decision:
+                raise UsageError(f"row {_called(place)} is both released and blocked: say one")
+    left = [place for place in reviews.pending if place not in decided]
+    for given, decision in ((release, Decided.RELEASED), (block, Decided.BLOCKED)):
+        if ALL in given:
+            decided |= dict.fromkeys(left, decision)
+            left = []
+    if (release or block) and not decided:
+        raise UsageError(f"no completion of job {row.job_id} waits for a review")
+    return decided
+
+
+def _places(given: Sequence[str], reviews: Reviews) -> Iterator[Place]:
+    """A row without a sample stands for those of its samples that wait."""
+    for one in given:
+        if one == ALL:
+            continue
+        match = _PLACE.fullmatch(one)
+        if match is None:
+            raise UsageError(f"{one!r:.40} is no completion: write ROW, ROW/SAMPLE, or {ALL}")
+        number = int(match[1])
+        waiting = [place for place in reviews.pending if place[0] == number]
+        if match[2] is not None or not waiting:
+            yield number, int(match[2] or 0)
+        else:
+            yield from waiting
+
+
+def _list(row: JobRow, reviews: Reviews, texts: Mapping[Place, str] | None, json: bool) -> None:
+    for place in reviews.pending:
+        one = reviews.held[place]
+        text = None if texts is None else texts[place]
+        if json:
+            number, sample = place
+            known = {"row_index": number, "sample_index": sample, "id": one.row_id}
+            say_json(known | {"why": one.why, "text": text})
+        else:
+            say(f"row {_called(place)} ({one_line(one.row_id)}): {one.why}")
+            say(f"    {one_line(text) if text is not None else 'its text cannot be read here'}")
+    if not json:
+        say(waiting_line(row, reviews) or f"job {row.job_id}: nothing waits for a review")
+
+
+def waiting_line(row: JobRow, reviews: Reviews) -> str | None:
+    """How many completions wait for a person, and the command to decide with."""
+    count = len(reviews.pending)
+    if not count:
+        return None
+    completions = "completion waits" if count == 1 else "completions wait"
+    return (
+        f"{count:,} {completions} for a review: `specbatch review {row.job_id}` shows them, "
+        "--release and --block decide"
+    )
+
+
+def _called(place: Place) -> str:
+    row, sample = place
+    return f"{row}/{sample}" if sample else f"{row}"
+
+
+def _say_decided(
+    settings: Settings, row: JobRow, decided: Mapping[Place, Decided], json: bool
+) -> None:
+    released = sum(one is Decided.RELEASED for one in decided.values())
+    blocked = len(decided) - released
+    if json:
+        say_json({"job": row.job_id, "released": released, "blocked": blocked})
+    else:
+        say(
+            f"job {row.job_id}: {released:,} released, {blocked:,} blocked; its output is "
+            "published again"
+        )
+    if settings.broker_url.startswith("memory://"):
+        remark(
+            "the broker is memory://, which no other process can hear: "
+            f"`specbatch retry {row.job_id} --local` publishes it here"
+        )
