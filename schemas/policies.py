@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Literal
@@ -83,6 +83,17 @@ class Ruled:
     version: str
     verdict: Verdict
     sec: float = 0.0  # that it took
+
+
+_STRICTNESS = list(Ruling)
+
+
+def outcome(ruled: Sequence[Ruled]) -> Ruled | None:
+    """The answer that counts: the strictest, of equally strict ones the last. None: all allow."""
+    strictest = max(ruled, key=lambda one: _STRICTNESS.index(one.verdict.ruling), default=None)
+    if strictest is None or strictest.verdict.ruling is Ruling.ALLOW:
+        return None
+    return next(r for r in reversed(ruled) if r.verdict.ruling is strictest.verdict.ruling)
 
 
 class Decided(StrEnum):

@@ -1,4 +1,4 @@
-"""What becomes of a completion after all policies were asked. Pure functions."""
+"""What is left of a completion after all policies were asked. Pure functions."""
 
 from __future__ import annotations
 
@@ -6,19 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from specbatch.pipeline.outputs.tool_calls import calls_in
-from specbatch.schemas.policies import Ruled, Ruling
+from specbatch.schemas.policies import Ruled, Ruling, outcome
 from specbatch.schemas.privacy import NOT_KEPT
 from specbatch.schemas.records import CompletionRecord, FinishReason
-
-_STRICTNESS = list(Ruling)
-
-
-def outcome(ruled: Sequence[Ruled]) -> Ruled | None:
-    """The answer that counts: the strictest, of equally strict ones the last. None: all allow."""
-    strictest = max(ruled, key=lambda one: _STRICTNESS.index(one.verdict.ruling), default=None)
-    if strictest is None or strictest.verdict.ruling is Ruling.ALLOW:
-        return None
-    return next(r for r in reversed(ruled) if r.verdict.ruling is strictest.verdict.ruling)
 
 
 def as_ruled(record: CompletionRecord, ruled: Sequence[Ruled]) -> CompletionRecord:

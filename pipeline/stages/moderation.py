@@ -16,7 +16,7 @@ from importlib.metadata import version
 from specbatch.pipeline.engines.contract import Completion, Engines, Request, Ticket
 from specbatch.pipeline.moderation import judge
 from specbatch.pipeline.moderation.hooks import HookFailedError, Hooks
-from specbatch.pipeline.moderation.outcome import as_ruled, outcome
+from specbatch.pipeline.moderation.outcome import as_ruled
 from specbatch.pipeline.moderation.patterns import Patterns
 from specbatch.pipeline.policy.costs.pricing import cost_units
 from specbatch.pipeline.runtime.tokenizers import Tokenizers
@@ -32,6 +32,7 @@ from specbatch.schemas.policies import (
     Ruled,
     Ruling,
     Verdict,
+    outcome,
 )
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.provenance import Ticks

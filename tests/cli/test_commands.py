@@ -36,7 +36,7 @@ def test_show_takes_the_first_characters_of_an_id(cli: Any, job: Any) -> None:
     saved = ("saved_usd", "saved_low_usd", "saved_high_usd", "speedup", "drafted")
     pinned = ("numeric_class", "model_fingerprint", "model_parts", "stages")
     told = {name: shown.json[name] for name in ("decisions", *saved, *pinned)}
-    told |= {"rows_quarantined": 0, "audits": [], "waits_for": None}
+    told |= {"rows_quarantined": 0, "audits": [], "waits_for": None, "in_review": []}
     told |= {"given_back": None, "workers": {}, "interrupted": False, "resume": None}
     told |= {"notifications": [], "system": None, "template": None, "drafting_switched_off": []}
     assert shown.json == made | told

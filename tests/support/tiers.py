@@ -36,6 +36,7 @@ FOLDERS = {
     "kernels": "unit",
     "learning": "unit",
     "ledger": "unit",
+    "moderation": "unit",
     "nothing_false": "pipeline",
     "observe": "unit",
     "pipeline": "unit",

@@ -20,6 +20,7 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
                 "proposer",
                 "train",
                 "nights-that-teach",
+                "policies",
                 "reuse",
                 "look-at-jobs",
                 "report",

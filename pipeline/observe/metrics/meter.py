@@ -19,6 +19,7 @@ from specbatch.pipeline.observe.metrics import metric_names as names
 from specbatch.pipeline.observe.metrics.metric_names import Labels
 from specbatch.schemas.errors import FencedError
 from specbatch.schemas.figures import StepFigures
+from specbatch.schemas.policies import outcome
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.provenance import TICK_KINDS, TICKS_PER_SEC, passes_of
 from specbatch.schemas.records import (
@@ -134,6 +135,11 @@ class Meter:
                 metrics.count(names.COMPLETIONS, job, reason.value, by=count)
             for tag, count in Counter(r.tag for r in records if r.is_malformed).items():
                 metrics.count(names.MALFORMED, job, self._tag_label(job_id, tag), by=count)
+            said = [(r.tag, found) for r in records if (found := outcome(r.rulings)) is not None]
+            ruled = Counter((tag, found.verdict.ruling) for tag, found in said)
+            for (tag, verdict), count in ruled.items():
+                label = self._tag_label(job_id, tag)
+                metrics.count(names.RULED, job, label, verdict.value, by=count)
             prompts = sum(r.prompt_tokens for r in records if r.sample_index == 0)
             metrics.count(names.PROMPT_TOKENS, job, by=prompts)
             metrics.count(names.COST, job, by=cost)

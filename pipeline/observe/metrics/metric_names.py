@@ -99,6 +99,10 @@ COMPLETIONS = _counter("completions", "recorded completions", "job", "finish_rea
 MALFORMED = _counter(
     "malformed_outputs", "outputs without the response format that was asked for", "job", "tag"
 )
+RULED = _counter(
+    "policy_verdicts", "completions that content policies changed or kept back",
+    "job", "tag", "verdict",
+)  # fmt: skip
 REUSED = _counter("reused_completions", "completions that are copies of earlier ones", "job")
 COST = _counter("cost_usd", "dollars attributed to recorded completions", "job")
 BASELINE_COST = _counter(

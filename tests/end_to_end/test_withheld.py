@@ -1,0 +1,156 @@
+"""What a policy keeps back is nowhere: in no table, log, report, command, export or output, in no
+drafts of later jobs and in no training set. It lies where the worker has left its results."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from end_to_end.test_private_data import everything, exported, said_by
+
+from specbatch.jobs.chaos import stand_in
+from specbatch.pipeline.engines.contract import Request
+from specbatch.pipeline.operations.tools import held_texts
+from specbatch.pipeline.outputs.outputs import read_output
+from specbatch.schemas.exports import ExportKind
+from specbatch.schemas.policies import Decided
+from specbatch.schemas.privacy import PrivacyMode
+from specbatch.schemas.records import JobRow, JobState
+from specbatch.schemas.spec import JobSpec, load_spec
+from support.databases import migrated
+from support.planted import Echo, Site, masked_logs, tokenizer
+
+KEPT_BACK = "UNSPEAKABLE"  # the model writes its prompt in capitals
+SPOKEN = "HARBOUR"
+
+
+class Capitals(Echo):
+    def __init__(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        super().__init__(request, *args, **kwargs)
+        self._tokens = tuple(t - 32 if ord("a") <= t <= ord("z") else t for t in self._tokens)
+
+
+class Judged(Site):
+    """With a policy for its outputs."""
+
+    ruling = "block"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.patch.setattr(stand_in, "HashedTokens", Capitals)
+
+    def spec(self, output: str, breaks: bool = True) -> JobSpec:
+        path = self.folder / "in.jsonl"
+        words = ("unspeakable", "harbour", "more unspeakable")
+        rows = [{"id": f"r{i}", "prompt": f"the {word} {i}"} for i, word in enumerate(words)]
+        path.write_text("\n".join(map(json.dumps, rows)))
+        own = {"use": "patterns", "patterns": {"word": "UN[S]PEAKABLE"}, "verdict": self.ruling}
+        plain = super().spec(output, breaks).model_dump(mode="json")
+        changed: Mapping[str, Any] = {
+            "name": "letters",
+            "input": {"uri": str(path)},
+            "sampling": {"max_tokens": 64, "n": 2, "logprobs": True, "top_logprobs": 2},
+            "policies": [own],
+            "speculation": {"pregenerate": True, "pregenerate_tokens": 64},
+        }
+        return load_spec({**plain, **changed})
+
+
+@pytest.fixture
+def patch(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    masked_logs(monkeypatch)
+    return monkeypatch
+
+
+def site(tmp_path: Path, mode: PrivacyMode, ruling: str, patch: pytest.MonkeyPatch) -> Judged:
+    Judged.ruling = ruling
+    return Judged(tmp_path / "site", migrated(tmp_path / "s.db"), mode, patch)
+
+
+def two_nights(site: Judged) -> JobRow:
+    first = site.drain(site.submit("out").job_id)
+    assert first.state is JobState.DONE
+    again = site.drain(site.submit("again").job_id)
+    assert again.state is JobState.DONE
+    return first
+
+
+@pytest.mark.parametrize("ruling", ["block", "review", "redact"])
+@pytest.mark.parametrize("mode", list(PrivacyMode))
+def test_what_is_kept_back_is_nowhere(
+    mode: PrivacyMode,
+    ruling: str,
+    tmp_path: Path,
+    patch: pytest.MonkeyPatch,
+    capsys: Any,
+    caplog: Any,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    here = site(tmp_path, mode, ruling, patch)
+    first = two_nights(here)
+    for kind in ExportKind:
+        said = exported(here, first.job_id, kind)
+        assert KEPT_BACK not in said
+        assert (
+            mode is not PrivacyMode.FULL
+            or kind
+            not in (
+                ExportKind.COMPLETIONS,
+                ExportKind.CORRECTIONS,
+            )
+            or SPOKEN in said
+        )
+    for output in ("out", "again"):
+        for path in (here.folder / output).rglob("*"):
+            assert not path.is_file() or KEPT_BACK.encode() not in path.read_bytes()
+        rows = read_output(str(here.folder / output)).to_pylist()
+        assert KEPT_BACK not in str(rows)
+        assert SPOKEN in str(rows)
+        letters = [chr(t) for row in rows for t in row["token_ids"] or () if 0 <= t < 256]
+        assert KEPT_BACK not in "".join(letters)
+    left = everything(here, patch, capsys, caplog)
+    for words in ("results", "--json"):
+        left[words] = said_by(patch, capsys, "results", first.job_id, "--json")
+    assert not [w for w, said in left.items() if KEPT_BACK in said and not w.startswith("file ")]
+    if mode is PrivacyMode.FULL:
+        assert SPOKEN in left["completions.text"]
+
+
+def test_a_private_tenant_has_nothing_to_review(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
+    here = site(tmp_path, PrivacyMode.REDACTED, "review", patch)
+    first = two_nights(here)
+    assert here.store.reviews(first.job_id).pending == []
+    rows = read_output(str(here.folder / "out")).to_pylist()
+    assert [row["finish_reason"] for row in rows[::2]] == ["blocked", "stop", "blocked"]
+    here.close()
+
+
+def test_a_released_text_is_in_the_output_alone(
+    tmp_path: Path, patch: pytest.MonkeyPatch, capsys: Any, caplog: Any
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    here = site(tmp_path, PrivacyMode.FULL, "review", patch)
+    first = two_nights(here)
+    reviews = here.store.reviews(first.job_id)
+    here.client.review(first.job_id, dict.fromkeys(reviews.pending, Decided.RELEASED))
+    assert here.drain(first.job_id).state is JobState.DONE
+    rows = read_output(str(here.folder / "out")).to_pylist()
+    assert KEPT_BACK in rows[0]["text"]
+    assert bytes(rows[0]["token_ids"][:-1]).decode() == rows[0]["text"]
+    left = everything(here, patch, capsys, caplog)
+    assert not [w for w, said in left.items() if KEPT_BACK in said and not w.startswith("file ")]
+
+
+def test_a_reviewer_reads_the_text(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
+    here = site(tmp_path, PrivacyMode.FULL, "review", patch)
+    patch.setattr("specbatch.pipeline.inputs.tokenizer.TextTokenizer.load", staticmethod(tokenizer))
+    first = two_nights(here)
+    found = held_texts(here.settings, here.store, first, here.store.reviews(first.job_id))
+    assert found is not None
+    assert all(KEPT_BACK in text for text in found.values())
+    assert len(found) == 4, "two rows of two samples"
+    here.close()

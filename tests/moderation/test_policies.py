@@ -1,0 +1,250 @@
+"""Policies one by one: what they say, and what is left of a completion."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ledger.builders import completion
+from pydantic import ValidationError
+
+from specbatch.pipeline.audit.entries import ruled
+from specbatch.pipeline.moderation.hooks import HookFailedError, HookProcess
+from specbatch.pipeline.moderation.judge import question, verdict_of
+from specbatch.pipeline.moderation.outcome import as_ruled
+from specbatch.pipeline.moderation.patterns import Patterns
+from specbatch.schemas.errors import SpecError, UsageError
+from specbatch.schemas.policies import (
+    ALLOWED,
+    PolicyInput,
+    PolicySpec,
+    Ruled,
+    Ruling,
+    Verdict,
+    outcome,
+)
+from specbatch.schemas.privacy import NOT_KEPT
+from specbatch.schemas.records import FinishReason, TopLogprobs
+from specbatch.schemas.spec import load_spec
+
+GIVEN = PolicyInput("a text", "a prompt", "7", None, "stop")
+VERDICTS = [ALLOWED, Verdict.redact("[X]"), Verdict.review("odd"), Verdict.block("bad")]
+
+
+def said(verdict: Verdict, policy: str = "p") -> Ruled:
+    return Ruled(policy, "1", verdict, 0.5)
+
+
+# --- what the spec takes --------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"use": "patterns"}, "needs patterns"),
+        ({"use": "judge"}, "needs prompt"),
+        ({"use": "judge", "prompt": "is it good?"}, "{text}"),
+        ({"use": "judge", "prompt": "{text}", "verdict": "redact"}, "only patterns redact"),
+        ({"use": "own", "patterns": {"a": "b"}}, "only policy patterns has patterns"),
+        ({"use": "own", "prompt": "{text}"}, "only policy judge has prompt"),
+        ({"use": "own", "verdict": "allow"}, "redact"),
+        ({"use": "own", "on_error": "redact"}, "allow"),
+        ({"use": "patterns", "patterns": {"a": "b"}, "options": {"c": 1}}, "takes no options"),
+        ({"use": "a name"}, "pattern"),
+        ({"use": "own", "timeout_sec": 0}, "greater than 0"),
+    ],
+)
+def test_a_wrong_policy_is_refused_in_words(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        PolicySpec.model_validate(wrong)
+    spec = {"input": {"uri": "a.parquet"}, "output": {"uri": "o"}, "verifier": "m"}
+    with pytest.raises(SpecError, match="policies"):
+        load_spec(spec | {"policies": [wrong]})
+
+
+@pytest.mark.parametrize("code", ["two words", "x" * 65, "ä", "a\nb", 3])
+def test_a_code_is_one_word_that_cannot_quote_a_text(code: Any) -> None:
+    with pytest.raises(ValueError, match="one word"):
+        Verdict.block(code)
+
+
+def test_only_a_redaction_has_a_text() -> None:
+    with pytest.raises(ValueError, match="only then"):
+        Verdict(Ruling.REDACT)
+    with pytest.raises(ValueError, match="only then"):
+        Verdict(Ruling.BLOCK, "text")
+
+
+# --- patterns -------------------------------------------------------------------------------------
+def patterns(verdict: str = "block", **of: str) -> Patterns:
+    return Patterns(
+        PolicySpec.model_validate({"use": "patterns", "patterns": of, "verdict": verdict})
+    )
+
+
+def test_patterns_say_which_was_found_first() -> None:
+    judge = patterns(card=r"\d{4}", name="Anna")
+    assert judge.judge("nothing") == ALLOWED
+    assert judge.judge("Anna has 1234") == Verdict.block("name")
+    assert patterns("review", card=r"\d{4}").judge("äöü 1234") == Verdict.review("card")
+    assert judge.version.startswith("re2 ")
+
+
+def test_finds_that_overlap_have_one_mark() -> None:
+    judge = patterns("redact", word="nn[a-z]", anna="anna")
+    assert judge.judge("€ anna, anna nana") == Verdict.redact("€ [word], [word] nana", "word")
+
+
+@given(st.text(), st.sampled_from(["[a-z]+", "é", ".", r"\s", "a*"]))
+def test_a_redacted_text_has_no_find_but_in_marks(text: str, pattern: str) -> None:
+    verdict = patterns("redact", p=pattern).judge(text)
+    if verdict.text is not None:
+        left = verdict.text.replace("[p]", "")
+        assert patterns(p=pattern).judge(left).ruling is Ruling.ALLOW or pattern == "a*"
+
+
+def test_a_pattern_that_re2_does_not_take_is_named() -> None:
+    with pytest.raises(UsageError, match=r"pattern `ahead` .*invalid perl operator"):
+        patterns(ahead="(?=a)")
+
+
+# --- the judge ------------------------------------------------------------------------------------
+def test_the_question_has_the_text_in_its_place_and_nothing_in_the_text_s() -> None:
+    spec = PolicySpec.model_validate({"use": "judge", "prompt": "{prompt} >> {text} << {other}"})
+    asked = question(spec, replace(GIVEN, text="{prompt} {text}"))
+    assert asked == "a prompt >> {prompt} {text} << {other}"
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict"),
+    [
+        ("yes", Verdict.review("judged")),
+        ("no", ALLOWED),
+        ("", Verdict.block("failed")),
+        ("yes, it is", Verdict.block("failed")),
+    ],
+)
+def test_an_answer_that_is_neither_fails_closed(answer: str, verdict: Verdict) -> None:
+    spec = PolicySpec.model_validate({"use": "judge", "prompt": "{text}", "verdict": "review"})
+    assert verdict_of(spec, answer) == verdict
+
+
+# --- what is left ---------------------------------------------------------------------------------
+@given(st.lists(st.sampled_from(VERDICTS), max_size=5))
+def test_the_strictest_counts_whatever_the_order(verdicts: list[Verdict]) -> None:
+    by = outcome([said(v) for v in verdicts])
+    strictest = max((list(Ruling).index(v.ruling) for v in verdicts), default=0)
+    assert (by.verdict.ruling if by else Ruling.ALLOW) is list(Ruling)[strictest]
+
+
+def test_of_two_redactions_the_later_text_counts() -> None:
+    first, second = said(Verdict.redact("[A] b")), said(Verdict.redact("[A] [B]"))
+    assert as_ruled(completion(1), [first, said(ALLOWED), second]).text == "[A] [B]"
+
+
+@pytest.mark.parametrize("verdict", VERDICTS[1:])
+def test_nothing_of_what_was_written_is_left(verdict: Verdict) -> None:
+    tops: tuple[TopLogprobs, ...] = (((7,), (-0.1,)), ((8,), (-0.1,)), ((300_000,), (-0.1,)))
+    whole = completion(1, top_logprobs=tops)
+    left = as_ruled(whole, [said(verdict)])
+    assert left.text == (verdict.text or "")
+    assert set(left.token_ids) == {NOT_KEPT}
+    assert len(left.token_ids) == len(whole.token_ids)
+    assert left.top_logprobs is None
+    assert set(left.provenance.rejected) <= {NOT_KEPT}
+    same = ("row_id", "cost_usd", "ticks", "origins", "logprobs", "proposed", "seed")
+    assert [getattr(left, name) for name in same] == [getattr(whole, name) for name in same]
+
+
+def test_an_allowed_completion_is_as_it_was() -> None:
+    whole = completion(1)
+    assert replace(as_ruled(whole, [said(ALLOWED)]), rulings=()) == whole
+
+
+def test_calls_that_a_redaction_broke_are_no_calls() -> None:
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    record = completion(1, text=call, finish_reason=FinishReason.TOOL_CALLS)
+    kept = as_ruled(record, [said(Verdict.redact(call))])
+    assert kept.finish_reason is FinishReason.TOOL_CALLS
+    broken = as_ruled(record, [said(Verdict.redact("[CALL]"))])
+    assert broken.finish_reason is FinishReason.STOP
+
+
+def test_the_log_counts_all_and_names_what_was_not_allowed() -> None:
+    records = [
+        as_ruled(completion(row), [said(ALLOWED, "q"), said(verdict)])
+        for row, verdict in enumerate(VERDICTS)
+    ]
+    first, second = ruled(records)
+    assert first == {"policy": "q", "version": "1", "asked": 4, "sec": 2.0, "not_allowed": []}
+    assert [one[:3] for one in second["not_allowed"]] == [
+        [1, 0, "redact"],
+        [2, 0, "review"],
+        [3, 0, "block"],
+    ]
+
+
+# --- processes ------------------------------------------------------------------------------------
+MODULE = """
+import os, time
+from specbatch import Verdict
+
+if os.environ.get("BREAKS_ON_IMPORT"):
+    raise RuntimeError("secret")
+
+def check(given, do="allow"):
+    if do == "pid":
+        return Verdict.block(str(os.getpid()))
+    if do == "hang":
+        time.sleep(3600)
+    if do == "die":
+        os._exit(3)
+    if do == "raise":
+        raise RuntimeError(given.text)
+    return Verdict.allow()
+"""
+
+
+@pytest.fixture
+def hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HookProcess]:
+    info = tmp_path / "our_hook-2.0.dist-info"
+    info.mkdir()
+    (tmp_path / "our_hook.py").write_text(MODULE)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: our-hook\nVersion: 2.0\n")
+    (info / "entry_points.txt").write_text("[specbatch.policies]\nours = our_hook:check\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made = HookProcess("ours")
+    yield made
+    made.close()
+
+
+def test_one_process_serves_until_it_fails(hook: HookProcess) -> None:
+    first = hook.judge(GIVEN, {"do": "pid"}, 60).code
+    assert hook.judge(GIVEN, {"do": "pid"}, 60).code == first
+    with pytest.raises(HookFailedError, match=r"no answer in 0\.2 s"):
+        hook.judge(GIVEN, {"do": "hang"}, 0.2)
+    second = hook.judge(GIVEN, {"do": "pid"}, 60).code
+    assert second != first
+    assert not Path(f"/proc/{first}").exists(), "what hangs is ended"
+    with pytest.raises(HookFailedError, match="its process ended"):
+        hook.judge(GIVEN, {"do": "die"}, 60)
+    with pytest.raises(HookFailedError, match=r"raised RuntimeError$") as caught:
+        hook.judge(GIVEN, {"do": "raise"}, 60)
+    assert GIVEN.text not in str(caught.value)
+    with pytest.raises(HookFailedError, match="TypeError"):
+        hook.judge(GIVEN, {"unknown": 1}, 60)
+    assert hook.version == "our-hook 2.0"
+
+
+def test_a_policy_that_cannot_be_loaded_says_so_each_time(
+    hook: HookProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BREAKS_ON_IMPORT", "1")
+    for _ in range(2):
+        with pytest.raises(HookFailedError, match=r"cannot be loaded: RuntimeError$"):
+            hook.judge(GIVEN, {}, 60)
+    monkeypatch.delenv("BREAKS_ON_IMPORT")
+    assert hook.judge(GIVEN, {}, 60) == ALLOWED
