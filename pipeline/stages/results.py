@@ -19,8 +19,7 @@ from specbatch.pipeline.stages.private_results import put_kept
 from specbatch.pipeline.stages.requests import Drafts, records_of, row_and_sample
 from specbatch.pipeline.stages.reuse import NO_REUSE, Reuse, reuse_report
 from specbatch.pipeline.stages.texts import with_text
-from specbatch.pipeline.storage.artefacts import NO_NOTES, ReuseNotes, Rulings
-from specbatch.schemas.errors import RequestCancelledError
+from specbatch.pipeline.storage.artefacts import ReuseNotes, Rulings
 from specbatch.schemas.records import CompletionRecord, GroupWork, JobRow, PromptRow
 from specbatch.schemas.spec import JobSpec
 
@@ -48,9 +47,6 @@ class Results:
     records: Sequence[CompletionRecord]
     notes: ReuseNotes
     rulings: Rulings  # of the job's policies
-
-
-NO_RESULTS = Results((), (), NO_NOTES, {})
 
 
 def results_of(
@@ -86,7 +82,7 @@ def keep_finished(context: StageContext, host: Engines, group: Group) -> None:
     done = with_receipts(context.privacy.cipher, job.job_id, group.rows, done)
     done = with_rulings(done, results.rulings, job, spec)
     report |= policy_report(done)
-    kept = kept_records(context.privacy.text_policy(job), done, tokenizer)
+    kept = kept_records(context.privacy.text_policy(job), done, tokenizer, texts)
     timing = context.device_time(tickets)
     keep = partial(context.store.keep_part, lease, kept, timing, report, usage=held.usage)
     with held.usage.last_write():
@@ -95,16 +91,11 @@ def keep_finished(context: StageContext, host: Engines, group: Group) -> None:
 
 
 def _finished(context: StageContext, host: Engines, group: Group) -> Results:
-    """Of whole rows. Nothing where the verifier would have to judge them: it takes no more
-    questions of this job, so their rows are left for the remainder."""
+    """Of whole rows."""
     done = (c for ticket in group.tickets for c in ticket.finished())
     own = (c for c in done if c.request_id.count("/") == 2)  # and no answer of a judge
     known = replace(group.reuse, repeats={})  # the row that they repeat may not be whole
-    whole = _whole_rows(known.with_copies(own), group.rows)
-    try:
-        return _judged(context, host, group, whole)
-    except RequestCancelledError:
-        return NO_RESULTS
+    return _judged(context, host, group, _whole_rows(known.with_copies(own), group.rows))
 
 
 def _whole_rows(done: Sequence[Completion], rows: Sequence[PromptRow]) -> list[Completion]:

@@ -34,6 +34,7 @@ from support.workers import wait_until, worker
 TAGS = ("news", "law", None)
 ROWS = 24
 TOO_LONG = {"type": "regex", "regex": "[a-z]{200}"}  # for any output of this job
+WORDS = {"use": "patterns", "patterns": {"word": "^[a-z]+$"}, "verdict": "redact"}
 REJECTED = 1
 WORKERS = 2
 OF_STORE = {metric.name for metric in METRICS if metric.scope is Scope.STORE}
@@ -100,7 +101,7 @@ def submit(settings: Settings, store: Store, folder: Path, name: str, temperatur
             "sampling": {"max_tokens": 32, "temperature": temperature, "n": 2, "seed": 3},
             "speculation": {"pregenerate": name == "warm"},
             "group_size": 4,
-            "policies": [{"use": "patterns", "patterns": {"word": "^[a-z]+$"}, "verdict": "redact"}],
+            "policies": [WORDS],
             "deadline_sec": 24 * 3600,
         }
     )

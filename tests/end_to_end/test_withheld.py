@@ -13,8 +13,9 @@ import pytest
 from end_to_end.test_private_data import everything, exported, said_by
 
 from specbatch.jobs.chaos import stand_in
+from specbatch.jobs.chaos.stand_in import StandInEngine
 from specbatch.pipeline.engines.contract import Request
-from specbatch.pipeline.operations.tools import held_texts
+from specbatch.pipeline.operations.tools import held_texts, make_auditor
 from specbatch.pipeline.outputs.outputs import read_output
 from specbatch.schemas.exports import ExportKind
 from specbatch.schemas.policies import Decided
@@ -38,6 +39,7 @@ class Judged(Site):
     """With a policy for its outputs."""
 
     ruling = "block"
+    ahead = True  # drafts are written beforehand
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,7 +57,7 @@ class Judged(Site):
             "input": {"uri": str(path)},
             "sampling": {"max_tokens": 64, "n": 2, "logprobs": True, "top_logprobs": 2},
             "policies": [own],
-            "speculation": {"pregenerate": True, "pregenerate_tokens": 64},
+            "speculation": {"pregenerate": self.ahead, "pregenerate_tokens": 64},
         }
         return load_spec({**plain, **changed})
 
@@ -154,3 +156,43 @@ def test_a_reviewer_reads_the_text(tmp_path: Path, patch: pytest.MonkeyPatch) ->
     assert all(KEPT_BACK in text for text in found.values())
     assert len(found) == 4, "two rows of two samples"
     here.close()
+
+
+@pytest.mark.parametrize("mode", list(PrivacyMode))
+def test_what_a_stopped_job_keeps_is_judged_too(
+    mode: PrivacyMode, tmp_path: Path, patch: pytest.MonkeyPatch
+) -> None:
+    here = site(tmp_path, mode, "review", patch)
+    here.ahead = False
+    job_id = here.submit("out").job_id
+    stop_behind(here, job_id, 4)
+    assert here.drain(job_id).state is JobState.CANCELLED
+    rows = read_output(str(here.folder / "out")).to_pylist()
+    held = "review" if mode is PrivacyMode.FULL else "blocked"
+    assert [row["finish_reason"] for row in rows[::2]] == [held, "stop", "cancelled"]
+    assert KEPT_BACK not in str(rows)
+    if mode is PrivacyMode.FULL:
+        pending = here.store.reviews(job_id).pending
+        assert pending == [(0, 0), (0, 1)]
+        here.client.review(job_id, dict.fromkeys(pending, Decided.RELEASED))
+        assert here.drain(job_id).state is JobState.CANCELLED
+        rows = read_output(str(here.folder / "out")).to_pylist()
+        assert all(KEPT_BACK in row["text"] for row in rows[:2])
+        assert not make_auditor(here.settings, here.store).chain(job_id).findings
+    here.close()
+
+
+def stop_behind(here: Judged, job_id: str, completions: int) -> None:
+    """Cancel the job once the verifier has finished so many."""
+    do_step, finished = StandInEngine.step, list[Any]()
+
+    def cancelling(engine: StandInEngine) -> Any:
+        done = do_step(engine)
+        before = len(finished)
+        finished.extend(c for c in done if c.request_id.startswith(job_id))
+        if before < completions <= len(finished):
+            here.client.cancel(job_id, "cancelled by a test")
+            here.worker.lease_keeper.check_cancelled()
+        return done
+
+    here.patch.setattr(StandInEngine, "step", cancelling)

@@ -97,7 +97,7 @@ class Meter:
         # Quarantined rows are done, and took no time: only what was worked on tells a speed.
         worked, tokens = _worked(progress), progress.completion_tokens
         acceptance = progress.acceptance_rate
-        if engine is not None:
+        if engine is not None and not progress.state.is_final:  # then the store has all
             worked = max(worked, _worked(base) + engine.finished / self.samples_per_row)
             tokens = max(tokens, base.completion_tokens + engine.tokens)
             if engine.proposed:
