@@ -80,7 +80,7 @@ class Place:
     def do(self, index: int, *rows: int) -> None:
         """Verify and record rows of a group."""
         lease = self.verify(index)
-        data = write_results([whole(row) for row in rows])
+        data = write_results([whole(row) for row in rows], {})
         name = f"results-{index:08d}-{lease.token}.arrow"
         results = put_own(self.objects, self.job, name, data)
         self.store.advance(lease, Stage.RECORD, results, NO_TIME)
@@ -91,7 +91,7 @@ class Place:
     def stop(self, index: int, *rows: int) -> None:
         """Keep these rows of a group that is stopped."""
         lease = self.verify(index)
-        report = put_kept(self.objects, self.job, lease, [whole(row) for row in rows])
+        report = put_kept(self.objects, self.job, lease, [whole(row) for row in rows], {})
         self.store.keep_part(lease, [kept(row) for row in rows], NO_TIME, report)
 
     @property
