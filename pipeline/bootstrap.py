@@ -166,6 +166,7 @@ class Worker:
 
     def close(self) -> None:
         self.outage.close()
+        self.context.hooks.close()
         for thread in self.background:
             thread.close()
         if self.refills is not None:

@@ -28,6 +28,7 @@ from specbatch.schemas.errors import SpecbatchError
 from specbatch.schemas.provenance import TimeKind
 from specbatch.schemas.records import (
     FINISHED,
+    WITHHELD,
     CompletionRecord,
     FinishReason,
     JobRow,
@@ -102,7 +103,7 @@ def census(store: Store, objects: Objects, job_id: str, submitted: Collection[Ke
     pending = rest if reading else rest & waiting
     return Census(
         submitted=len(submitted),
-        ok=sum(ends[reason] for reason in FINISHED),
+        ok=sum(ends[reason] for reason in (*FINISHED, *WITHHELD)),
         failed=ends[FinishReason.ERROR],
         cancelled=ends[FinishReason.CANCELLED],
         pending=len(pending),

@@ -18,18 +18,23 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from specbatch.schemas.errors import UsageError
-from specbatch.schemas.policies import ENTRY_POINTS, PolicyInput, Verdict
+from specbatch.schemas.errors import RequestCancelledError, UsageError
+from specbatch.schemas.policies import ENTRY_POINTS, PolicyInput, Ruling, Verdict
 
 log = logging.getLogger(__name__)
 
 Hook = Callable[..., Verdict]
+MOST_BYTES = 16 << 20  # of a text that a policy returns
 LOAD_SEC = 300.0  # it may have a model to load
 _SPAWN = multiprocessing.get_context("spawn")
 
 
 class HookFailedError(Exception):
     """The policy gave no verdict. The message never quotes the text."""
+
+
+class _EndedError(HookFailedError):
+    """Its process ended, perhaps by a signal that was meant for the worker."""
 
 
 class HookProcess:
@@ -45,18 +50,32 @@ class HookProcess:
         self._turn = threading.Lock()
         self._process: BaseProcess | None = None
         self._pipe: Connection | None = None
+        self._is_over = False
 
     def judge(self, given: PolicyInput, options: Mapping[str, Any], timeout_sec: float) -> Verdict:
-        """Raises `HookFailedError`."""
+        """Raises `HookFailedError`, and `RequestCancelledError` once the worker ends."""
+        question = (given, dict(options))
         with self._turn:
-            pipe = self._started()
-            said = self._exchange(pipe, (given, dict(options)), timeout_sec)
+            said = self._answered(question, timeout_sec)
         if not isinstance(said, Verdict):
             raise HookFailedError(said)
         return said
 
+    def _answered(self, question: object, timeout_sec: float) -> Any:
+        try:
+            return self._exchange(self._started(), question, timeout_sec)
+        except _EndedError:  # once may have been another's doing
+            return self._exchange(self._started(), question, timeout_sec)
+
     def close(self) -> None:
-        """End the process, whatever it does."""
+        """End the process for good: who waits for an answer is told that the worker ends."""
+        self._is_over = True
+        if (process := self._process) is not None:
+            process.kill()  # which wakes who waits, and ends that turn
+        with self._turn:
+            self._end()
+
+    def _end(self) -> None:
         process, pipe = self._process, self._pipe
         self._process = self._pipe = None
         if pipe is not None:
@@ -66,6 +85,8 @@ class HookProcess:
             process.join()
 
     def _started(self) -> Connection:
+        if self._is_over:
+            raise RequestCancelledError("the worker ends")
         if self._pipe is None:
             self._pipe, theirs = _SPAWN.Pipe()
             self._process = _SPAWN.Process(
@@ -75,7 +96,7 @@ class HookProcess:
             theirs.close()
             said = self._exchange(self._pipe, None, LOAD_SEC)
             if said is not None:
-                self.close()
+                self._end()
                 raise HookFailedError(said)
         return self._pipe
 
@@ -84,14 +105,14 @@ class HookProcess:
             pipe.send(question)
             if pipe.poll(timeout_sec):
                 return pipe.recv()
-            why = f"it gave no answer in {timeout_sec:g} s"
         except (OSError, EOFError):
-            why = "its process ended"
+            self._end()
+            raise _EndedError("its process ended") from None
         except BaseException:  # such as Ctrl-C: the next question would get this one's answer
-            self.close()
+            self._end()
             raise
-        self.close()
-        raise HookFailedError(why)
+        self._end()
+        raise HookFailedError(f"it gave no answer in {timeout_sec:g} s")
 
 
 @dataclass(slots=True)
@@ -129,6 +150,7 @@ def _version(point: EntryPoint) -> str:
 # --- in the process ------------------------------------------------------------------------------
 def _serve(name: str, pipe: Connection) -> None:
     """Answer until the other end is closed, or whoever started this is gone."""
+    os.setsid()  # a terminal's Ctrl-C is for the worker alone
     parent = multiprocessing.parent_process()
     assert parent is not None
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
@@ -161,4 +183,12 @@ def _asked(hook: Hook, given: PolicyInput, options: Mapping[str, Any]) -> Verdic
         said = hook(given, **options)
     except Exception as error:
         return f"it raised {type(error).__name__}"
-    return said if isinstance(said, Verdict) else f"it returned {type(said).__name__}, no Verdict"
+    if not isinstance(said, Verdict):
+        return f"it returned {type(said).__name__}, no Verdict"
+    try:  # of plain types, so that reading it runs no code of the package
+        text = None if said.text is None else str(said.text)
+        if len((text or "").encode()) > MOST_BYTES:
+            return f"it returned a text of more than {MOST_BYTES >> 20} MiB"
+        return Verdict(Ruling(said.ruling), text, str(said.code))
+    except ValueError as error:  # such as half a character
+        return f"it returned a verdict that is none: {type(error).__name__}"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +22,7 @@ from specbatch.pipeline.moderation.hooks import HookFailedError, HookProcess
 from specbatch.pipeline.moderation.judge import question, verdict_of
 from specbatch.pipeline.moderation.outcome import as_ruled
 from specbatch.pipeline.moderation.patterns import Patterns
-from specbatch.schemas.errors import SpecError, UsageError
+from specbatch.schemas.errors import RequestCancelledError, SpecError, UsageError
 from specbatch.schemas.policies import (
     ALLOWED,
     PolicyInput,
@@ -202,6 +206,14 @@ def check(given, do="allow"):
         time.sleep(3600)
     if do == "die":
         os._exit(3)
+    if do == "half a character":
+        return Verdict.redact("\\ud800")
+    if do == "too long":
+        return Verdict.redact("x" * (17 << 20))
+    if do == "own kind":
+        class Own(Verdict):
+            pass
+        return Own.redact(type("Text", (str,), {})("short"))
     if do == "raise":
         raise RuntimeError(given.text)
     return Verdict.allow()
@@ -236,7 +248,29 @@ def test_one_process_serves_until_it_fails(hook: HookProcess) -> None:
     assert GIVEN.text not in str(caught.value)
     with pytest.raises(HookFailedError, match="TypeError"):
         hook.judge(GIVEN, {"unknown": 1}, 60)
+    assert hook.judge(GIVEN, {"do": "own kind"}, 60) == Verdict.redact("short")
+    with pytest.raises(HookFailedError, match="a verdict that is none: UnicodeEncodeError"):
+        hook.judge(GIVEN, {"do": "half a character"}, 60)
+    with pytest.raises(HookFailedError, match="more than 16 MiB"):
+        hook.judge(GIVEN, {"do": "too long"}, 60)
     assert hook.version == "our-hook 2.0"
+
+
+def test_a_process_that_somebody_else_ends_is_started_again(hook: HookProcess) -> None:
+    first = int(hook.judge(GIVEN, {"do": "pid"}, 60).code)
+    os.kill(first, signal.SIGTERM)
+    assert hook.judge(GIVEN, {"do": "pid"}, 60).ruling is Ruling.BLOCK
+
+
+def test_who_waits_when_the_worker_ends_gets_no_verdict(hook: HookProcess) -> None:
+    hook.judge(GIVEN, {}, 60)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(hook.judge, GIVEN, {"do": "hang"}, 60)
+        while not hook._turn.locked():
+            time.sleep(0.001)
+        hook.close()
+        with pytest.raises(RequestCancelledError, match="the worker ends"):
+            waiting.result(60)
 
 
 def test_a_policy_that_cannot_be_loaded_says_so_each_time(
