@@ -23,7 +23,7 @@ from specbatch.schemas.policies import ENTRY_POINTS, PolicyInput, Ruling, Verdic
 
 log = logging.getLogger(__name__)
 
-Hook = Callable[..., Verdict]
+Hook = Callable[..., Any]
 MOST_BYTES = 16 << 20  # of a text that a policy returns
 LOAD_SEC = 300.0  # it may have a model to load
 _SPAWN = multiprocessing.get_context("spawn")
