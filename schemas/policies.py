@@ -9,8 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
+Place = tuple[int, int]  # row, sample
 PATTERNS, JUDGE = "patterns", "judge"  # the policies that are built in
-HELD_BACK = "policy_review"  # in a job's report: how many completions wait or waited for a person
 ENTRY_POINTS = "specbatch.policies"  # the group of those that other packages offer
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
 Name = Annotated[str, StringConstraints(pattern=rf"^{_NAME}$")]
@@ -96,6 +96,14 @@ def outcome(ruled: Sequence[Ruled]) -> Ruled | None:
     return next(r for r in reversed(ruled) if r.verdict.ruling is strictest.verdict.ruling)
 
 
+def in_report(ruling: Ruling) -> str:
+    """The name under which a job's report counts completions of this outcome."""
+    return f"policy_{ruling.value}"
+
+
+HELD_BACK = in_report(Ruling.REVIEW)
+
+
 class Decided(StrEnum):
     """What a person decided on a completion that was held back."""
 
@@ -107,12 +115,12 @@ class Decided(StrEnum):
 class Reviews:
     """The completions of a job that policies hold back for review, by (row, sample)."""
 
-    held: Mapping[tuple[int, int], HeldBack]
-    decided: Mapping[tuple[int, int], Decided]
+    held: Mapping[Place, HeldBack]
+    decided: Mapping[Place, Decided]
     times: int = 0  # that somebody decided: each is a revision of the output
 
     @property
-    def pending(self) -> list[tuple[int, int]]:
+    def pending(self) -> list[Place]:
         return [place for place in self.held if place not in self.decided]
 
 
@@ -120,7 +128,6 @@ class Reviews:
 class HeldBack:
     """One completion that is held back, without its text."""
 
-    row_id: str
     group_index: int
     why: str  # which policy, in a sentence
 
@@ -174,9 +181,23 @@ class PolicySpec(BaseModel):
         return self
 
     @property
+    def is_installed(self) -> bool:
+        """Whether a package offers it."""
+        return self.use not in (PATTERNS, JUDGE)
+
+    @property
     def if_met(self) -> Ruling:
         return Ruling(self.verdict)
 
     @property
     def if_failed(self) -> Verdict:
         return Verdict(Ruling(self.on_error), code="failed")
+
+
+def names_of(policies: Sequence[PolicySpec]) -> list[str]:
+    """What each is called in errors and logs: those that use the same have a number."""
+    uses = [policy.use for policy in policies]
+    return [
+        use if uses.count(use) == 1 else f"{use} {uses[: place + 1].count(use)}"
+        for place, use in enumerate(uses)
+    ]

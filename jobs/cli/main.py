@@ -40,7 +40,7 @@ SENTENCES = {
     "job.",
     "retry": "Send a job's failed and cancelled groups, or only its quarantined rows, back to "
     "work.",
-    "review": "List the completions of a job that policies hold back for review, or decide on "
+    "review": "List the completions of a job that policies hold back for review; release or block "
     "them.",
     "drafting": "Switch drafting off while jobs run, for everything or a part; switch it on again; "
     "list both.",

@@ -1,5 +1,5 @@
-"""`specbatch review JOB`: the completions that content policies hold back, and what becomes of
-them."""
+"""`specbatch review JOB`: lists, releases or blocks the completions that content policies hold
+back."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from specbatch.jobs.cli.connect import client, load_settings
 from specbatch.jobs.cli.console import remark, say, say_json, while_read
 from specbatch.jobs.cli.outcome import finish
 from specbatch.pipeline.bootstrap import make_store
-from specbatch.pipeline.operations.tools import held_texts
+from specbatch.pipeline.operations.tools import held_completions
 from specbatch.schemas.errors import UsageError
-from specbatch.schemas.policies import Decided, Reviews
-from specbatch.schemas.records import JobRow
+from specbatch.schemas.policies import Decided, Place, Reviews
+from specbatch.schemas.records import CompletionRecord, JobRow
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import spec_of
 from specbatch.schemas.visible import one_line
 
-Place = tuple[int, int]
 ALL = "all"
+UNREAD = "its text cannot be read here: run this where the workspace and the model are"
 _PLACE = re.compile(r"(\d{1,18})(?:/(\d{1,9}))?")
-_PLACE_HELP = "ROW, ROW/SAMPLE, or all that are left; repeat for more"
+_PLACE_HELP = "ROW, ROW/SAMPLE, or `all` that still wait; repeat for more"
 
 
 def review(
@@ -40,11 +40,14 @@ def review(
         typer.Option("--block", help=f"never publish these: {_PLACE_HELP}", show_default=False),
     ] = None,
     local: Annotated[
-        bool, typer.Option("--local", help="publish the output again in this process")
+        bool,
+        typer.Option(
+            "--local", help="publish the output again in this process, with --release or --block"
+        ),
     ] = False,
     json: o.Json = False,
 ) -> None:
-    """List the completions of a job that policies hold back for review, or decide on them.
+    """List the completions of a job that policies hold back for review; release or block them.
 
     A decision is final and goes into the audit log. The output is then published again, with a
     manifest that says which revision it is.
@@ -56,9 +59,11 @@ def review(
             reviews = store.reviews(row.job_id)
             decided = _decisions(row, reviews, release or (), block or ())
             if not decided:
-                texts = held_texts(settings, store, row, reviews)
+                if local:
+                    raise UsageError("--local publishes decisions: give --release or --block")
+                found = held_completions(settings, store, row, reviews)
                 with while_read():
-                    _list(row, reviews, texts, json)
+                    _list(row, reviews, found, json)
                 return
         c.review(row.job_id, decided)
         if not local:
@@ -105,17 +110,19 @@ def _places(given: Sequence[str], reviews: Reviews) -> Iterator[Place]:
             yield from waiting
 
 
-def _list(row: JobRow, reviews: Reviews, texts: Mapping[Place, str] | None, json: bool) -> None:
+def _list(
+    row: JobRow, reviews: Reviews, found: Mapping[Place, CompletionRecord], json: bool
+) -> None:
     for place in reviews.pending:
-        one = reviews.held[place]
-        text = None if texts is None else texts[place]
+        one, why = found.get(place), reviews.held[place].why
         if json:
             number, sample = place
-            known = {"row_index": number, "sample_index": sample, "id": one.row_id}
-            say_json(known | {"why": one.why, "text": text})
+            known = {"row_index": number, "sample_index": sample, "why": why}
+            say_json(known | {"id": one and one.row_id, "text": one and one.text})
         else:
-            say(f"row {_called(place)} ({one_line(one.row_id)}): {one.why}")
-            say(f"    {one_line(text) if text is not None else 'its text cannot be read here'}")
+            named = f" ({one_line(one.row_id)})" if one else ""
+            say(f"row {_called(place)}{named}: {why}")
+            say(f"    {one_line(one.text) if one else UNREAD}")
     if not json:
         say(waiting_line(row, reviews) or f"job {row.job_id}: nothing waits for a review")
 

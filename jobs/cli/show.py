@@ -41,7 +41,6 @@ from specbatch.schemas.records import (
 from specbatch.schemas.spec import CONTEXT_TOKENS, beyond_context
 from specbatch.schemas.speculation import ALL_PROPOSERS, Decision
 from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
-from specbatch.schemas.visible import one_line
 
 EXAMPLES = 3
 DECISIONS = 20
@@ -102,8 +101,7 @@ def show(
             say(f"drafting is switched off for {switch_line(switch)}")
         if in_review := waiting_line(row, reviews):
             for place in reviews.pending[:EXAMPLES]:
-                one = reviews.held[place]
-                say(f"row {place[0]} ({one_line(one.row_id)}): {one.why}")
+                say(f"row {place[0]}: {reviews.held[place].why}")
             say(in_review)
         for line in quarantine_lines(store.rejected(row.job_id)):
             say(line)

@@ -131,13 +131,9 @@ class LogFacts:
             self.expected |= {name: said[name] for name in ("deadline_at", "budget_usd")}
             self.expected |= {name: said[name] for name in LATER_PINNED if name in said}
             self.expected |= {"cancel_requested": False, "stop_reason": None}
-            self.expected |= {"state": None, "error_sha256": None}
-            self.published, self.manifest = False, None
-            self.accounts = self.published_by = None
-        elif kind is EntryKind.REVIEWED:  # it is published again
-            self.expected |= {"state": None, "error_sha256": None}
-            self.published, self.manifest = False, None
-            self.accounts = self.published_by = None
+            self._reopen()
+        elif kind is EntryKind.REVIEWED:
+            self._reopen()
         elif kind in _ENDS:
             self.published = kind is EntryKind.PUBLISHED
             if not self.published and said["state"] != JobState.FAILED:
@@ -149,6 +145,12 @@ class LogFacts:
             self.purges.append((number, said.get("rows")))
             # Earlier versions did not say whether the output was deleted with the texts.
             self.output_purged |= bool(said.get("output", said.get("rows") is None))
+
+    def _reopen(self) -> None:
+        """The job will be published again."""
+        self.expected |= {"state": None, "error_sha256": None}
+        self.published, self.manifest = False, None
+        self.accounts = self.published_by = None
 
     def _begin(self, kind: EntryKind, number: int, said: dict[str, Any]) -> None:
         if number != 1:

@@ -6,6 +6,7 @@ those that its template writes. Remote code never runs.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -132,6 +133,15 @@ class TextTokenizer:
             return ChatTemplate(template, names, self.name)
         except ValueError as error:  # several templates, and none is the default
             raise RowError("no_chat_template", str(error).partition("\n")[0]) from None
+
+    def without_special(self, text: str) -> str:
+        """The text without the spellings of special tokens, which encoding would take for them."""
+        return self._special.sub(" ", text) if self._special is not None else text
+
+    @cached_property
+    def _special(self) -> re.Pattern[str] | None:
+        names = sorted(map(str, self._tokenizer.all_special_tokens), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, names))) if names else None
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids, without special tokens."""

@@ -50,7 +50,7 @@ from specbatch.schemas.job_figures import GroupFigures, RowFigures
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.notifications import Due, NotificationRow
 from specbatch.schemas.numeric_class import Serves
-from specbatch.schemas.policies import Decided, Reviews
+from specbatch.schemas.policies import Decided, Place, Reviews
 from specbatch.schemas.presence import WorkerProcess
 from specbatch.schemas.provenance import Ticks
 from specbatch.schemas.records import (
@@ -165,7 +165,7 @@ class Store(Protocol):
     def reviews(self, job_id: str) -> Reviews:
         """The completions of a job that policies hold back for review, and what was decided."""
 
-    def review_job(self, job_id: str, decided: Mapping[tuple[int, int], Decided]) -> None:
+    def review_job(self, job_id: str, decided: Mapping[Place, Decided]) -> None:
         """Decide on held completions, and send the job to PUBLISH again. Raises `UsageError` for
         one that is not held or was decided on, and for a job without an output."""
 

@@ -22,7 +22,7 @@ from specbatch.schemas.errors import (
 from specbatch.schemas.fingerprint import TEXT_PARTS, Models, compared, differing, listed
 from specbatch.schemas.mapper import whole_spec
 from specbatch.schemas.numeric_class import NO_CHANGE, UNKNOWN, Change, contradiction
-from specbatch.schemas.policies import Decided, Reviews
+from specbatch.schemas.policies import Decided, Place, Reviews
 from specbatch.schemas.privacy import NOT_KEPT
 from specbatch.schemas.records import (
     FIRST_SPLIT_INDEX,
@@ -148,7 +148,9 @@ def check_retry(
     check_change(job, change)
 
 
-def check_review(job: JobRow, reviews: Reviews, decided: Mapping[tuple[int, int], Decided]) -> None:
+def check_review(
+    job: JobRow, ingest_done: bool, reviews: Reviews, decided: Mapping[Place, Decided]
+) -> None:
     """Raise `UsageError` unless all of these completions wait for a decision."""
     if job.purged_at is not None:
         raise UsageError(f"job {job.job_id} was purged: the texts that were held back are gone")
@@ -157,12 +159,17 @@ def check_review(job: JobRow, reviews: Reviews, decided: Mapping[tuple[int, int]
             f"job {job.job_id} is {job.state}: its completions can be reviewed once it has "
             "published its output"
         )
+    if not ingest_done:  # else its output could not be written again if the input has changed
+        raise UsageError(
+            f"job {job.job_id} was stopped before its input was read to the end: retry it, and "
+            "review its completions when it has ended"
+        )
     for place in decided:
-        called = f"row {place[0]} sample {place[1]} of job {job.job_id}"
+        called = f"row {place[0]}, sample {place[1]} of job {job.job_id}"
         if place not in reviews.held:
             raise UsageError(f"{called} is not held back for review")
         if place in reviews.decided:
-            raise UsageError(f"{called} was {reviews.decided[place]} before, which stays so")
+            raise UsageError(f"{called} was already {reviews.decided[place]}: a decision is final")
 
 
 def check_move(job: JobRow, change: Change, quarantined: bool) -> None:

@@ -1,32 +1,28 @@
 """Policies of other packages: entry points of `specbatch.policies`, each in a process of its own.
 
-A thread that hangs cannot be ended; a process can. It gets a completion and returns a `Verdict`.
-What else it does is a failure: raising, hanging, dying, or returning something else.
+A thread that hangs cannot be ended; a process can (`hook_process.py`). It gets a completion and
+returns a `Verdict`. What else it does is a failure: raising, hanging, dying, or returning something
+else. It has the worker's environment, but neither its terminal nor its `__main__`.
 """
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
+import subprocess
+import sys
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, entry_points
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from typing import Any
 
-from specbatch.schemas.errors import RequestCancelledError, UsageError
-from specbatch.schemas.policies import ENTRY_POINTS, PolicyInput, Ruling, Verdict
+from specbatch.pipeline.moderation import hook_process
+from specbatch.pipeline.moderation.hook_process import entry_point
+from specbatch.schemas.errors import RequestCancelledError
+from specbatch.schemas.policies import PolicyInput, Verdict
 
-log = logging.getLogger(__name__)
-
-Hook = Callable[..., Any]
-MOST_BYTES = 16 << 20  # of a text that a policy returns
 LOAD_SEC = 300.0  # it may have a model to load
-_SPAWN = multiprocessing.get_context("spawn")
 
 
 class HookFailedError(Exception):
@@ -46,9 +42,10 @@ class HookProcess:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.version = _version(_found(name))
+        of = entry_point(name).dist
+        self.version = f"{of.name} {of.version}" if of is not None else "unknown"
         self._turn = threading.Lock()
-        self._process: BaseProcess | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
         self._is_over = False
 
@@ -56,16 +53,13 @@ class HookProcess:
         """Raises `HookFailedError`, and `RequestCancelledError` once the worker ends."""
         question = (given, dict(options))
         with self._turn:
-            said = self._answered(question, timeout_sec)
+            try:
+                said = self._asked(question, timeout_sec)
+            except _EndedError:  # once may have been another's doing
+                said = self._asked(question, timeout_sec)
         if not isinstance(said, Verdict):
             raise HookFailedError(said)
         return said
-
-    def _answered(self, question: object, timeout_sec: float) -> Any:
-        try:
-            return self._exchange(self._started(), question, timeout_sec)
-        except _EndedError:  # once may have been another's doing
-            return self._exchange(self._started(), question, timeout_sec)
 
     def close(self) -> None:
         """End the process for good: who waits for an answer is told that the worker ends."""
@@ -75,34 +69,30 @@ class HookProcess:
         with self._turn:
             self._end()
 
-    def _end(self) -> None:
-        process, pipe = self._process, self._pipe
-        self._process = self._pipe = None
-        if pipe is not None:
-            pipe.close()
-        if process is not None:
-            process.kill()
-            process.join()
-
-    def _started(self) -> Connection:
+    def _asked(self, question: object, timeout_sec: float) -> Any:
         if self._is_over:
             raise RequestCancelledError("the worker ends")
+        pipe = self._started()
+        try:
+            pipe.send(question)
+        except OSError:
+            self._end()
+            raise _EndedError("its process ended") from None
+        return self._answer(pipe, timeout_sec)
+
+    def _started(self) -> Connection:
         if self._pipe is None:
-            self._pipe, theirs = _SPAWN.Pipe()
-            self._process = _SPAWN.Process(
-                target=_serve, args=(self.name, theirs), name=f"policy {self.name}", daemon=True
-            )
-            self._process.start()
-            theirs.close()
-            said = self._exchange(self._pipe, None, LOAD_SEC)
+            self._pipe, theirs = multiprocessing.Pipe()
+            with theirs:
+                self._process = _start(self.name, theirs.fileno())
+            said = self._answer(self._pipe, LOAD_SEC)
             if said is not None:
                 self._end()
                 raise HookFailedError(said)
         return self._pipe
 
-    def _exchange(self, pipe: Connection, question: object, timeout_sec: float) -> Any:
+    def _answer(self, pipe: Connection, timeout_sec: float) -> Any:
         try:
-            pipe.send(question)
             if pipe.poll(timeout_sec):
                 return pipe.recv()
         except (OSError, EOFError):
@@ -113,6 +103,25 @@ class HookProcess:
             raise
         self._end()
         raise HookFailedError(f"it gave no answer in {timeout_sec:g} s")
+
+    def _end(self) -> None:
+        process, pipe = self._process, self._pipe
+        self._process = self._pipe = None
+        if pipe is not None:
+            pipe.close()
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+
+def _start(name: str, descriptor: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", hook_process.__name__, name, str(descriptor)],
+        stdin=subprocess.PIPE,  # ends with this process
+        pass_fds=(descriptor,),
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        start_new_session=True,  # a terminal's Ctrl-C is for the worker alone
+    )
 
 
 @dataclass(slots=True)
@@ -129,66 +138,3 @@ class Hooks:
     def close(self) -> None:
         for hook in self._by_name.values():
             hook.close()
-
-
-def _found(name: str) -> EntryPoint:
-    found = entry_points(group=ENTRY_POINTS, name=name)
-    if not found:
-        others = ", ".join(sorted(entry_points(group=ENTRY_POINTS).names)) or "none"
-        raise UsageError(
-            f"no installed package offers policy `{name}` (entry points of {ENTRY_POINTS} here: "
-            f"{others}); install it on every verify worker"
-        )
-    return next(iter(found))
-
-
-def _version(point: EntryPoint) -> str:
-    of = point.dist
-    return f"{of.name} {of.version}" if of is not None else "unknown"
-
-
-# --- in the process ------------------------------------------------------------------------------
-def _serve(name: str, pipe: Connection) -> None:
-    """Answer until the other end is closed, or whoever started this is gone."""
-    os.setsid()  # a terminal's Ctrl-C is for the worker alone
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    with suppress(EOFError, OSError, KeyboardInterrupt):
-        pipe.recv()
-        hook = _load(name, pipe)
-        while hook is not None:
-            given, options = pipe.recv()
-            pipe.send(_asked(hook, given, options))
-
-
-def _end_with(parent: BaseProcess) -> None:
-    parent.join()
-    os._exit(0)
-
-
-def _load(name: str, pipe: Connection) -> Hook | None:
-    try:
-        hook: Hook = _found(name).load()
-    except Exception as error:
-        pipe.send(f"it cannot be loaded: {type(error).__name__}")
-        return None
-    pipe.send(None)
-    return hook
-
-
-def _asked(hook: Hook, given: PolicyInput, options: Mapping[str, Any]) -> Verdict | str:
-    """A verdict, or why there is none. An error's own words may quote the text."""
-    try:
-        said = hook(given, **options)
-    except Exception as error:
-        return f"it raised {type(error).__name__}"
-    if not isinstance(said, Verdict):
-        return f"it returned {type(said).__name__}, no Verdict"
-    try:  # of plain types, so that reading it runs no code of the package
-        text = None if said.text is None else str(said.text)
-        if len((text or "").encode()) > MOST_BYTES:
-            return f"it returned a text of more than {MOST_BYTES >> 20} MiB"
-        return Verdict(Ruling(said.ruling), text, str(said.code))
-    except ValueError as error:  # such as half a character
-        return f"it returned a verdict that is none: {type(error).__name__}"

@@ -7,6 +7,7 @@ grammar of its two answers.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import orjson
 
@@ -20,10 +21,11 @@ ANSWER = SamplingParams(max_tokens=MOST_TOKENS, response_format=_FORM)
 _PLACE = re.compile(r"\{(text|prompt)\}")
 
 
-def question(spec: PolicySpec, given: PolicyInput) -> str:
-    """The judge's prompt with the completion in its places."""
+def question(spec: PolicySpec, given: PolicyInput, plain: Callable[[str], str]) -> str:
+    """The judge's prompt with the completion in its places, made `plain`: without what the
+    tokenizer would read as the end of a turn."""
     assert spec.prompt is not None, "a judge has one"
-    of = {"text": given.text, "prompt": given.prompt}
+    of = {"text": plain(given.text), "prompt": plain(given.prompt)}
     return _PLACE.sub(lambda place: of[place[1]], spec.prompt)
 
 

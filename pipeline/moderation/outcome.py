@@ -19,20 +19,25 @@ def as_ruled(record: CompletionRecord, ruled: Sequence[Ruled]) -> CompletionReco
     if by is None:
         return record
     verdict = by.verdict
-    provenance = record.provenance
-    bare = replace(
-        record,
-        text=verdict.text or "",
-        token_ids=(NOT_KEPT,) * len(record.token_ids),
-        top_logprobs=None,
-        provenance=replace(provenance, rejected=(NOT_KEPT,) * len(provenance.rejected)),
-    )
+    bare = replace(without_text(record), text=verdict.text or "")
     if verdict.ruling is Ruling.REDACT:
         return _with_calls_that_are_left(bare)
     reason = FinishReason.BLOCKED if verdict.ruling is Ruling.BLOCK else FinishReason.REVIEW
     said = "blocked" if reason is FinishReason.BLOCKED else "held back for review"
     why = f" ({verdict.code})" if verdict.code else ""
     return replace(bare, finish_reason=reason, error=f"{said} by policy `{by.policy}`{why}")
+
+
+def without_text(record: CompletionRecord) -> CompletionRecord:
+    """With nothing that its text could be read from."""
+    provenance = record.provenance
+    return replace(
+        record,
+        text="",
+        token_ids=(NOT_KEPT,) * len(record.token_ids),
+        top_logprobs=None,
+        provenance=replace(provenance, rejected=(NOT_KEPT,) * len(provenance.rejected)),
+    )
 
 
 def _with_calls_that_are_left(record: CompletionRecord) -> CompletionRecord:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
@@ -36,12 +35,6 @@ class Patterns:
         return Verdict(self._ruling, code=found[0].kind)
 
 
-def check(patterns: Mapping[str, str]) -> None:
-    """Raise `UsageError` for a pattern that RE2 does not take; `MissingExtraError` without RE2."""
-    for name, text in patterns.items():
-        _compiled(name, text)
-
-
 @lru_cache(maxsize=1024)
 def _compiled(name: str, text: str) -> Any:
     try:
@@ -57,6 +50,4 @@ def _compiled(name: str, text: str) -> Any:
     except re2.error as error:
         why = error.args[0] if error.args else error
         why = why.decode() if isinstance(why, bytes) else why
-        raise UsageError(
-            f"pattern `{name}` of policy patterns is none that RE2 takes: {why}"
-        ) from None
+        raise UsageError(f"pattern `{name}` of policy patterns is not valid RE2: {why}") from None

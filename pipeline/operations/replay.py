@@ -32,6 +32,7 @@ from specbatch.schemas.errors import ModelError, ObjectError, UsageError
 from specbatch.schemas.fingerprint import compared, shown
 from specbatch.schemas.mapper import as_float32
 from specbatch.schemas.numeric_class import UNKNOWN, class_note, samples_by_seed
+from specbatch.schemas.privacy import NOT_KEPT
 from specbatch.schemas.provenance import pass_depths
 from specbatch.schemas.records import FINISHED, CompletionRecord, JobRow, PromptRow, Verification
 from specbatch.schemas.spec import JobSpec
@@ -183,6 +184,11 @@ class Replays:
             raise UsageError(
                 f"job {self._job.job_id} has no readable completion of row {row_index}, "
                 f"sample {sample}"
+            )
+        if not self._is_private and NOT_KEPT in kept.record.token_ids:
+            raise UsageError(
+                f"row {row_index}, sample {sample}, is not written again: a content policy "
+                "withholds or redacts it"
             )
         if (other := self._of_another_model(kept.record)) is not None:
             raise UsageError(

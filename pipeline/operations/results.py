@@ -30,7 +30,7 @@ from specbatch.schemas import arrow
 from specbatch.schemas.audit import data_uri
 from specbatch.schemas.errors import ObjectError, OutputError, UsageError
 from specbatch.schemas.privacy import NOT_KEPT, PrivacyMode
-from specbatch.schemas.records import JobRow, JobState
+from specbatch.schemas.records import CompletionRecord, JobRow, JobState
 
 PAGE_ROWS = 200  # of the store at once
 
@@ -111,9 +111,8 @@ class Results:
     def _as_kept(self, row: OutputRow) -> Row:
         """A row of the store as the output would have it, with null for what is not kept."""
         values: dict[str, Any] = dict.fromkeys(arrow.OUTPUT.names) | columns_of(row)
-        tokens = values["token_ids"]
         is_gone = self.job.purged_at is not None
-        if tokens is not None and (is_gone or NOT_KEPT in tokens):
+        if isinstance(row, CompletionRecord) and (is_gone or NOT_KEPT in row.token_ids):
             values["token_ids"] = None
             if is_gone or self.job.privacy is PrivacyMode.HASH_ONLY:
                 values["text"] = None

@@ -14,8 +14,8 @@ from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.schemas.errors import MissingExtraError, SpecbatchError
 from specbatch.schemas.extras import require_engine_extra
 from specbatch.schemas.fingerprint import Models
-from specbatch.schemas.policies import Reviews
-from specbatch.schemas.records import JobRow, PromptRow, Prompts
+from specbatch.schemas.policies import Place, Reviews
+from specbatch.schemas.records import CompletionRecord, JobRow, PromptRow, Prompts
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec, spec_of
 
@@ -91,16 +91,15 @@ def make_replays(
     return Replays(store, objects, job, spec, tokenizer, replayer, checker)
 
 
-def held_texts(
+def held_completions(
     settings: Settings, store: Store, job: JobRow, reviews: Reviews
-) -> dict[tuple[int, int], str] | None:
-    """Texts of the completions that wait for a review. None if they cannot be read here: the files
-    or the model's tokenizer are elsewhere, or the light install cannot read them."""
+) -> dict[Place, CompletionRecord]:
+    """The completions that wait for a review, as they would be published. Those that cannot be read
+    here are missing: the files or the model's tokenizer are elsewhere, or the light install cannot
+    read them."""
     waiting = {place: reviews.held[place] for place in reviews.pending}
-    if not waiting:
+    if not waiting or find_spec("pyarrow") is None or find_spec("transformers") is None:
         return {}
-    if find_spec("pyarrow") is None or find_spec("transformers") is None:
-        return None
     from specbatch.pipeline.engines.models.model_folder import inspect_model
     from specbatch.pipeline.inputs.tokenizer import TextTokenizer
     from specbatch.pipeline.stages.private_results import held_back
@@ -108,11 +107,10 @@ def held_texts(
     try:
         spec = spec_of(job)
         tokenizer = TextTokenizer.load(str(inspect_model(job.verifier).path))
-        found = held_back(store, _objects(settings), job, spec, tokenizer.decode, waiting)
+        return held_back(store, _objects(settings), job, spec, tokenizer.decode, waiting)
     except SpecbatchError as error:
         log.info("texts that are held back are out of reach: %s", error)
-        return None
-    return {place: record.text for place, record in found.items()}
+        return {}
 
 
 def models_now(spec: JobSpec) -> Models:

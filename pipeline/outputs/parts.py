@@ -183,12 +183,13 @@ def columns_of(row: OutputRow) -> dict[str, Any]:
             "error": f"{row.code}: {row.reason}",
         }
     has_text = row.finish_reason is not FinishReason.ERROR and not row.is_withheld
+    is_whole = NOT_KEPT not in row.token_ids
     return {
         "id": row.row_id,
         "row_index": row.row_index,
         "sample_index": row.sample_index,
         "text": row.text if has_text else None,
-        "token_ids": None if NOT_KEPT in row.token_ids else row.token_ids,
+        "token_ids": row.token_ids if is_whole else None,
         "finish_reason": row.finish_reason.value,
         "prompt_tokens": row.prompt_tokens,
         "completion_tokens": len(row.token_ids),

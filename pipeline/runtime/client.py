@@ -20,7 +20,7 @@ from specbatch.schemas.backlog import is_interrupted
 from specbatch.schemas.errors import UsageError, WaitTimeoutError
 from specbatch.schemas.fingerprint import Models
 from specbatch.schemas.job_progress import JobProgress
-from specbatch.schemas.policies import Decided
+from specbatch.schemas.policies import Decided, Place
 from specbatch.schemas.records import (
     PRIORITIES,
     DueWork,
@@ -146,7 +146,7 @@ class Client:
         self._enqueue_due(job.job_id)
         return count
 
-    def review(self, job_id: str, decided: Mapping[tuple[int, int], Decided]) -> None:
+    def review(self, job_id: str, decided: Mapping[Place, Decided]) -> None:
         """Decide on completions that policies hold back; the output is published again with them.
 
         Raises `UsageError` for one that is not held, or was decided on.

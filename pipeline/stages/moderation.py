@@ -16,22 +16,25 @@ from importlib.metadata import version
 from specbatch.pipeline.engines.contract import Completion, Engines, Request, Ticket
 from specbatch.pipeline.moderation import judge
 from specbatch.pipeline.moderation.hooks import HookFailedError, Hooks
-from specbatch.pipeline.moderation.outcome import as_ruled
+from specbatch.pipeline.moderation.outcome import as_ruled, without_text
 from specbatch.pipeline.moderation.patterns import Patterns
 from specbatch.pipeline.policy.costs.pricing import cost_units
 from specbatch.pipeline.runtime.tokenizers import Tokenizers
 from specbatch.pipeline.stages.texts import with_text
-from specbatch.pipeline.storage.artefacts import Place, Rulings
+from specbatch.pipeline.storage.artefacts import Rulings
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.fingerprint import shown
 from specbatch.schemas.policies import (
     JUDGE,
     PATTERNS,
+    Place,
     PolicyInput,
     PolicySpec,
     Ruled,
     Ruling,
     Verdict,
+    in_report,
+    names_of,
     outcome,
 )
 from specbatch.schemas.privacy import PrivacyMode
@@ -49,6 +52,18 @@ from specbatch.schemas.timekeeping import usd_of
 log = logging.getLogger(__name__)
 
 MOST_FAILURES = 3  # of a policy in a row; the rest of the group is not asked any more
+
+
+def prepare(spec: JobSpec, hooks: Hooks, engines: Engines) -> None:
+    """Find out before a group is verified whether its policies can be asked here, and load what
+    judges. Raises `UsageError`, `MissingExtraError`."""
+    for policy in spec.policies:
+        if policy.use == JUDGE:
+            engines.service(spec.engine)
+        elif policy.use == PATTERNS:
+            Patterns(policy)
+        else:
+            hooks.of(policy.use)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +89,8 @@ class Moderation:
         open_ = dict(self._inputs(records))
         rulings: dict[Place, list[Ruled]] = {place: [] for place in open_}
         spent: Counter[Place] = Counter()
-        for number, policy in enumerate(self.spec.policies):
-            for place, ruled, ticks in self._asked(number, policy, open_):
+        for name, policy in zip(names_of(self.spec.policies), self.spec.policies, strict=True):
+            for place, ruled, ticks in self._asked(name, policy, open_):
                 rulings[place].append(ruled)
                 spent[place] += ticks
                 if ruled.verdict.text is not None:
@@ -87,7 +102,7 @@ class Moderation:
     def _inputs(self, records: Sequence[CompletionRecord]) -> Iterable[tuple[Place, PolicyInput]]:
         tokenizer = self.tokenizers.of_job(self.job)
         texts = tokenizer.decode_batch([record.token_ids for record in records])
-        prompts = {row.row_index: tokenizer.shown(row.prompt_ids) for row in self.rows}
+        prompts = {row.row_index: tokenizer.decode(row.prompt_ids) for row in self.rows}
         for record in with_text(records, texts, self.rows, self.spec, tokenizer.decode):
             if record.finish_reason in FINISHED:
                 yield (
@@ -102,29 +117,31 @@ class Moderation:
                 )
 
     def _asked(
-        self, number: int, policy: PolicySpec, given: Mapping[Place, PolicyInput]
+        self, name: str, policy: PolicySpec, given: Mapping[Place, PolicyInput]
     ) -> list[tuple[Place, Ruled, int]]:
         """By completion: the verdict, and the units of device time that it took."""
         if policy.use == JUDGE:
-            return self._by_verifier(number, policy, given)
+            return self._by_verifier(name, policy, given)
         if policy.use == PATTERNS:
             patterns = Patterns(policy)
-            version_, ask = patterns.version, _Asker(policy, lambda one: patterns.judge(one.text))
+            version_ = patterns.version
+            ask = _Asker(name, policy, lambda one: patterns.judge(one.text))
         else:
             hook = self.hooks.of(policy.use)
             options, timeout = policy.options, policy.timeout_sec
             version_ = hook.version
-            ask = _Asker(policy, lambda one: hook.judge(one, options, timeout))
+            ask = _Asker(name, policy, lambda one: hook.judge(one, options, timeout))
         answers = [(place, *ask.timed(one)) for place, one in given.items()]
         ask.log(self.job.job_id)
-        return [(p, Ruled(policy.use, version_, said, sec), 0) for p, said, sec in answers]
+        return [(p, Ruled(name, version_, said, sec), 0) for p, said, sec in answers]
 
     # --- the verifier as judge -------------------------------------------------------------------
     def _by_verifier(
-        self, number: int, policy: PolicySpec, given: Mapping[Place, PolicyInput]
+        self, name: str, policy: PolicySpec, given: Mapping[Place, PolicyInput]
     ) -> list[tuple[Place, Ruled, int]]:
         tokenizer = self.tokenizers.of_job(self.job)
-        asked = [judge.question(policy, one) for one in given.values()]
+        plain = tokenizer.without_special
+        asked = [judge.question(policy, one, plain) for one in given.values()]
         with_template = tokenizer.has_chat_template
         if with_template:
             asked = [tokenizer.render([{"role": "user", "content": text}]) for text in asked]
@@ -133,7 +150,7 @@ class Moderation:
         grammar = tokenizer.grammar(judge.ANSWER.form, self.engines.model.vocab_size)
         requests = [
             Request(
-                request_id=f"{request_id_of(self.job.job_id, *place)}/judge-{number}",
+                request_id=f"{request_id_of(self.job.job_id, *place)}/{name}",
                 prompt_ids=tuple(ids),
                 params=replace(judge.ANSWER, stop_token_ids=tuple(tokenizer.eos_ids)),
                 seed=0,
@@ -152,12 +169,12 @@ class Moderation:
         result = []
         for place, completion, answer in zip(given, done, answers, strict=True):
             said = _answered(policy, completion, answer)
-            ruled = Ruled(JUDGE, f"specbatch {version('specbatch')} on {by}", said)
+            ruled = Ruled(name, f"specbatch {version('specbatch')} on {by}", said)
             ruled = replace(ruled, sec=completion.compute_sec)
             result.append((place, ruled, completion.ticks.total))
         failed = [c for c in done if c.error is not None]
         if failed:
-            _log_failures(policy, self.job.job_id, len(failed), str(failed[0].error))
+            _log_failures(name, policy, self.job.job_id, len(failed), str(failed[0].error))
         return result
 
     def _charged(self, record: CompletionRecord, ticks: int) -> CompletionRecord:
@@ -174,6 +191,7 @@ class Moderation:
 class _Asker:
     """Asks a policy that may fail."""
 
+    name: str
     policy: PolicySpec
     ask: Callable[[PolicyInput], Verdict]
     failures: int = 0
@@ -195,13 +213,13 @@ class _Asker:
 
     def log(self, job_id: str) -> None:
         if self.failures:
-            _log_failures(self.policy, job_id, self.failures, self.why)
+            _log_failures(self.name, self.policy, job_id, self.failures, self.why)
 
 
-def _log_failures(policy: PolicySpec, job_id: str, count: int, why: str) -> None:
+def _log_failures(name: str, policy: PolicySpec, job_id: str, count: int, why: str) -> None:
     log.error(
         "policy `%s` gave no verdict on %d completions of job %s (%s): on_error says %s",
-        *(policy.use, count, job_id, why, policy.on_error),
+        *(name, count, job_id, why, policy.on_error),
     )
 
 
@@ -227,13 +245,15 @@ def with_rulings(
     done = []
     for record in records:
         ruled = rulings.get(_place(record))
-        if ruled is None and record.finish_reason in FINISHED:
+        if record.finish_reason not in FINISHED:  # whatever it wrote, nobody has judged it
+            done.append(without_text(record))
+            continue
+        if ruled is None:
             raise ObjectError(
                 f"the verdicts of the job's policies on row {record.row_index} are not in its "
                 "results; the workspace was damaged"
             )
-        kept = [_for_kept_texts(one, job) for one in ruled or ()]
-        done.append(as_ruled(record, kept))
+        done.append(as_ruled(record, [_for_kept_texts(one, job) for one in ruled]))
     return done
 
 
@@ -251,5 +271,5 @@ def _for_kept_texts(ruled: Ruled, job: JobRow) -> Ruled:
 def policy_report(records: Iterable[CompletionRecord]) -> dict[str, float]:
     """What the verdicts on a group's records add to their job's report."""
     found = (outcome(record.rulings) for record in records)
-    counts = Counter(f"policy_{by.verdict.ruling}" for by in found if by is not None)
+    counts = Counter(in_report(by.verdict.ruling) for by in found if by is not None)
     return {name: float(count) for name, count in counts.items()}

@@ -10,9 +10,10 @@ The store has everything else.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import defaultdict
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -24,7 +25,6 @@ from specbatch.pipeline.stages.moderation import is_for_review, with_rulings
 from specbatch.pipeline.stages.text_stop import Decode
 from specbatch.pipeline.stages.texts import with_text
 from specbatch.pipeline.storage.artefacts import (
-    Place,
     Rulings,
     read_results,
     read_rulings,
@@ -35,15 +35,18 @@ from specbatch.pipeline.storage.prompts import reader
 from specbatch.pipeline.storage.workspace import name_of_attempt, put_own, read_own, read_own_named
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.mapper import as_kept, without_details
-from specbatch.schemas.policies import HeldBack, Ruling
+from specbatch.schemas.policies import HeldBack, Place, Ruling
 from specbatch.schemas.records import (
     Artefact,
     CompletionRecord,
     JobRow,
     Lease,
+    Prompts,
     RejectedRow,
 )
 from specbatch.schemas.spec import JobSpec
+
+log = logging.getLogger(__name__)
 
 _KEPT = re.compile(r"kept-(\d+)-\d+")  # of a job's report: the artefact
 _REJECTED = re.compile(r"rejected-\d{12}\.json")
@@ -82,8 +85,9 @@ def recorded(
 
     A few groups in memory at a time. Raises `ObjectError` when a file is gone.
     """
-    for records, rulings in _of_groups(store, objects, job, spec, decode):
-        for done in with_rulings(records, rulings, job, spec):
+    files = _Files(objects, job, spec, decode)
+    for group in store.recorded_groups(job.job_id):
+        for done in with_rulings(*files.read(*group), job, spec):
             yield done if spec.output.keep_best else without_details(done)
 
 
@@ -96,54 +100,57 @@ def held_back(
     places: Mapping[Place, HeldBack],
 ) -> dict[Place, CompletionRecord]:
     """Completions that wait for a review, as they are published if they are released: other
-    policies than those that asked for the review still count. Raises `ObjectError`."""
+    policies than those that asked for the review still count. Those whose files are gone are
+    missing."""
     groups = {one.group_index for one in places.values()}
+    files = _Files(objects, job, spec, decode)
     found = {}
-    for records, rulings in _of_groups(store, objects, job, spec, decode, groups):
+    for index, prompts, results in store.recorded_groups(job.job_id):
+        if index not in groups:
+            continue
+        try:
+            records, rulings = files.read(index, prompts, results)
+        except ObjectError as error:
+            log.error("texts of job %s, group %d, are lost: %s", job.job_id, index, error)
+            continue
         for record in records:
             place = (record.row_index, record.sample_index)
             if place in places:
                 others = [r for r in rulings[place] if r.verdict.ruling is not Ruling.REVIEW]
                 found[place] = as_ruled(record, others)
-    if lost := places.keys() - found.keys():
-        row, _ = min(lost)
-        raise ObjectError(
-            f"the text of row {row} of job {job.job_id}, which was held back, is in no file of its "
-            "workspace, which was damaged"
-        )
     return found
 
 
-def _of_groups(
-    store: Store,
-    objects: Objects,
-    job: JobRow,
-    spec: JobSpec,
-    decode: Decode,
-    only: Container[int] | None = None,
-) -> Iterator[tuple[list[CompletionRecord], Rulings]]:
-    """By group, in the order of their rows: whole completions, and what policies said of them."""
-    read = reader(objects, job, files=1)
-    kept: defaultdict[int, list[Artefact]] = defaultdict(list)
-    for name, value in job.report.items():
-        if match := _KEPT.fullmatch(name):
-            kept[int(match[1])].append(Artefact(**value))
-    for index, prompts, results in store.recorded_groups(job.job_id):
-        if only is not None and index not in only:
-            continue
-        rows = read(prompts)
+class _Files:
+    """Reads the results of a job's groups."""
+
+    def __init__(self, objects: Objects, job: JobRow, spec: JobSpec, decode: Decode) -> None:
+        self._objects, self._job, self._spec, self._decode = objects, job, spec, decode
+        self._prompts = reader(objects, job, files=1)
+        self._kept: defaultdict[int, list[Artefact]] = defaultdict(list)
+        for name, value in job.report.items():
+            if match := _KEPT.fullmatch(name):
+                self._kept[int(match[1])].append(Artefact(**value))
+
+    def read(
+        self, index: int, prompts: Prompts, results: Artefact | None
+    ) -> tuple[list[CompletionRecord], Rulings]:
+        """A group's whole completions by (row, sample), and what policies said of them. Raises
+        `ObjectError`."""
+        rows = self._prompts(prompts)
         mine = {row.row_index for row in rows}  # groups that were split off share the file
         found: dict[Place, CompletionRecord] = {}
         rulings: Rulings = {}
-        for artefact in (*kept[index], *((results,) if results else ())):
-            data = read_own(objects, job, artefact)
+        for artefact in (*self._kept[index], *((results,) if results else ())):
+            data = read_own(self._objects, self._job, artefact)
             rulings = {**read_rulings(data), **rulings}
             for record in read_results(data):
                 if record.row_index in mine:
                     found.setdefault((record.row_index, record.sample_index), record)
         records = [record for _, record in sorted(found.items())]
-        texts = [decode(record.token_ids) for record in records]
-        yield list(map(as_kept, with_text(records, texts, rows, spec, decode))), rulings
+        texts = [self._decode(record.token_ids) for record in records]
+        done = with_text(records, texts, rows, self._spec, self._decode)
+        return list(map(as_kept, done)), rulings
 
 
 def rejected_whole(store: Store, objects: Objects, job: JobRow) -> Iterator[RejectedRow]:

@@ -31,13 +31,12 @@ from specbatch.pipeline.stages.kept_columns import kept_columns
 from specbatch.pipeline.stages.private_results import held_back, recorded, rejected_whole
 from specbatch.pipeline.stages.remainder import Remainder, write_remainder
 from specbatch.pipeline.stages.reviews import revision_of, with_decisions
-from specbatch.pipeline.storage.artefacts import Place
 from specbatch.pipeline.storage.objects import Objects, join
 from specbatch.pipeline.storage.prompts import reader
 from specbatch.schemas.audit import Head, PublishedManifest
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.mapper import without_details
-from specbatch.schemas.policies import HeldBack
+from specbatch.schemas.policies import HeldBack, Place
 from specbatch.schemas.records import (
     FIRST_SPLIT_INDEX,
     CompletionRecord,

@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from specbatch.pipeline.storage.artefacts import Place
-from specbatch.schemas.policies import Decided, HeldBack, Reviews
+from specbatch.schemas.policies import Decided, HeldBack, Place, Reviews
 from specbatch.schemas.records import CompletionRecord, FinishReason
 
 BY_A_REVIEWER = "blocked by a reviewer"
+LOST = "released by a reviewer, but its text is in no file of the workspace any more"
 
+# May lack some, whose files are gone.
 Whole = Callable[[Mapping[Place, HeldBack]], Mapping[Place, CompletionRecord]]
 
 
@@ -25,7 +26,7 @@ def with_decisions(
         place = (row.row_index, row.sample_index)
         decided = reviews.decided.get(place)
         if decided is Decided.RELEASED:
-            yield texts[place]
+            yield texts.get(place) or replace(row, error=LOST)
         elif decided is Decided.BLOCKED:
             yield replace(row, finish_reason=FinishReason.BLOCKED, error=BY_A_REVIEWER)
         else:

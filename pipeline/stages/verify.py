@@ -27,10 +27,9 @@ from specbatch.pipeline.stages import spans
 from specbatch.pipeline.stages.attempt import attempt_on_device, begin, claim_next
 from specbatch.pipeline.stages.context import StageContext
 from specbatch.pipeline.stages.drafting import uses_history
+from specbatch.pipeline.stages.moderation import prepare
 from specbatch.pipeline.stages.refill import refilled
-from specbatch.pipeline.stages.requests import (
-    requests_of,
-)
+from specbatch.pipeline.stages.requests import requests_of
 from specbatch.pipeline.stages.results import Group, Results, keep_finished, results_of
 from specbatch.pipeline.stages.reuse import known_answers
 from specbatch.pipeline.storage.artefacts import DraftBlock, read_drafts, write_results
@@ -68,6 +67,7 @@ def verify(context: StageContext, job_id: str, index: int) -> None:
         drafts = blocks_ahead(context.objects, job, work, context.max_attempts)
         loaded = (serves.drafts, host.draft_model)
         models = context.draft_models.of_group(job, spec, work.lease.group_index or 0, *loaded)
+        prepare(spec, context.hooks, host)
         group = Group(held, work, job, spec, rows, drafts, tickets, models)
         by_row = _requests(context, host, group)
         group = replace(group, reuse=known_answers(context.store, job, spec, by_row))

@@ -17,7 +17,7 @@ import pyarrow as pa
 from specbatch.schemas import arrow, completion_rows
 from specbatch.schemas.crash_points import CrashPoint, reach
 from specbatch.schemas.errors import ObjectError
-from specbatch.schemas.policies import Ruled, Ruling, Verdict
+from specbatch.schemas.policies import Place, Ruled, Ruling, Verdict
 from specbatch.schemas.records import (
     CompletionRecord,
     FinishReason,
@@ -27,7 +27,6 @@ from specbatch.schemas.records import (
 )
 
 _MEASURED, _REUSE, _RULINGS = b"measured", b"reuse", b"rulings"  # beside the results
-Place = tuple[int, int]  # row, sample
 Rulings = Mapping[Place, Sequence[Ruled]]  # of policies
 _PROPOSER = b"proposer"  # beside the drafts, which are all its own
 _SEQUENCES = ("token_ids", "origins", "logprobs", "proposed_at_depth", "accepted_at_depth")

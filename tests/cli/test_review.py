@@ -44,8 +44,8 @@ def test_what_waits_is_listed_and_decided_once(cli: Any, held: str) -> None:
 
     again = cli("review", held, "--block", "0")
     assert again.code == 2
-    assert "row 0 sample 0 of job" in again.err
-    assert "was released before, which stays so" in again.err
+    assert "row 0, sample 0 of job" in again.err
+    assert "was already released: a decision is final" in again.err
     assert cli("review", held, "--block", "all", "--local").code == 0
     assert "nothing waits for a review" in cli("review", held).out
     assert "no completion of job" in cli("review", held, "--release", "all").err
@@ -55,7 +55,8 @@ def test_what_waits_is_listed_and_decided_once(cli: Any, held: str) -> None:
     ("options", "words"),
     [
         (("--release", "x"), "write ROW, ROW/SAMPLE, or all"),
-        (("--release", "99"), "row 99 sample 0 of job"),
+        (("--local",), "give --release or --block"),
+        (("--release", "99"), "row 99, sample 0 of job"),
         (("--release", "1", "--block", "1/0"), "row 1 is both released and blocked"),
     ],
 )

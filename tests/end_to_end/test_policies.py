@@ -196,7 +196,7 @@ def test_a_review_releases_and_blocks_in_a_second_revision(night: Night) -> None
         places = night.store.reviews(done.job.job_id).pending
         assert places == [(plain[row]["row_index"], 0) for row in ids[:3]]
         again = night.review(done, {places[0]: Decided.RELEASED, places[1]: Decided.BLOCKED})
-        with pytest.raises(UsageError, match="released before, which stays so"):
+        with pytest.raises(UsageError, match="already released: a decision is final"):
             night.review(done, {places[0]: Decided.BLOCKED})
         with pytest.raises(UsageError, match="not held back for review"):
             night.review(done, {(7, 0): Decided.BLOCKED})

@@ -15,7 +15,7 @@ from end_to_end.test_private_data import everything, exported, said_by
 from specbatch.jobs.chaos import stand_in
 from specbatch.jobs.chaos.stand_in import StandInEngine
 from specbatch.pipeline.engines.contract import Request
-from specbatch.pipeline.operations.tools import held_texts, make_auditor
+from specbatch.pipeline.operations.tools import held_completions, make_auditor
 from specbatch.pipeline.outputs.outputs import read_output
 from specbatch.schemas.exports import ExportKind
 from specbatch.schemas.policies import Decided
@@ -151,9 +151,8 @@ def test_a_reviewer_reads_the_text(tmp_path: Path, patch: pytest.MonkeyPatch) ->
     here = site(tmp_path, PrivacyMode.FULL, "review", patch)
     patch.setattr("specbatch.pipeline.inputs.tokenizer.TextTokenizer.load", staticmethod(tokenizer))
     first = two_nights(here)
-    found = held_texts(here.settings, here.store, first, here.store.reviews(first.job_id))
-    assert found is not None
-    assert all(KEPT_BACK in text for text in found.values())
+    found = held_completions(here.settings, here.store, first, here.store.reviews(first.job_id))
+    assert all(KEPT_BACK in record.text for record in found.values())
     assert len(found) == 4, "two rows of two samples"
     here.close()
 

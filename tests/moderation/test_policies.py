@@ -118,7 +118,9 @@ def test_a_pattern_that_re2_does_not_take_is_named() -> None:
 # --- the judge ------------------------------------------------------------------------------------
 def test_the_question_has_the_text_in_its_place_and_nothing_in_the_text_s() -> None:
     spec = PolicySpec.model_validate({"use": "judge", "prompt": "{prompt} >> {text} << {other}"})
-    asked = question(spec, replace(GIVEN, text="{prompt} {text}"))
+    asked = question(
+        spec, replace(GIVEN, text="{prompt} {text}</s>"), lambda t: t.replace("</s>", "")
+    )
     assert asked == "a prompt >> {prompt} {text} << {other}"
 
 
@@ -208,6 +210,8 @@ def check(given, do="allow"):
         os._exit(3)
     if do == "half a character":
         return Verdict.redact("\\ud800")
+    if do == "no character":
+        return Verdict.redact("a\\0b")
     if do == "too long":
         return Verdict.redact("x" * (17 << 20))
     if do == "own kind":
@@ -249,8 +253,10 @@ def test_one_process_serves_until_it_fails(hook: HookProcess) -> None:
     with pytest.raises(HookFailedError, match="TypeError"):
         hook.judge(GIVEN, {"unknown": 1}, 60)
     assert hook.judge(GIVEN, {"do": "own kind"}, 60) == Verdict.redact("short")
-    with pytest.raises(HookFailedError, match="a verdict that is none: UnicodeEncodeError"):
+    with pytest.raises(HookFailedError, match="an invalid verdict: UnicodeEncodeError"):
         hook.judge(GIVEN, {"do": "half a character"}, 60)
+    with pytest.raises(HookFailedError, match="an invalid verdict: ValueError"):
+        hook.judge(GIVEN, {"do": "no character"}, 60)
     with pytest.raises(HookFailedError, match="more than 16 MiB"):
         hook.judge(GIVEN, {"do": "too long"}, 60)
     assert hook.version == "our-hook 2.0"

@@ -17,11 +17,9 @@ from specbatch.pipeline.ledger.sql.transactions import Now
 from specbatch.schemas import mapper
 from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.audit_tables import AuditLog
-from specbatch.schemas.policies import HELD_BACK, NO_REVIEWS, Decided, HeldBack, Reviews
+from specbatch.schemas.policies import HELD_BACK, NO_REVIEWS, Decided, HeldBack, Place, Reviews
 from specbatch.schemas.records import FinishReason, JobState, Stage
 from specbatch.schemas.tables import Completion, Job
-
-Place = tuple[int, int]  # row, sample
 
 
 def reviews(conn: Connection, job_id: str) -> Reviews:
@@ -30,7 +28,7 @@ def reviews(conn: Connection, job_id: str) -> Reviews:
         return NO_REVIEWS
     held = conn.execute(
         select(
-            *(Completion.row_index, Completion.sample_index, Completion.row_id),
+            *(Completion.row_index, Completion.sample_index),
             *(Completion.group_index, Completion.error),
         )
         .where(Completion.job_id == job_id, Completion.finish_reason == FinishReason.REVIEW.value)
@@ -42,10 +40,7 @@ def reviews(conn: Connection, job_id: str) -> Reviews:
         .order_by(AuditLog.number)
     ).all()
     return Reviews(
-        {
-            (h.row_index, h.sample_index): HeldBack(h.row_id, h.group_index, h.error or "")
-            for h in held
-        },
+        {(h.row_index, h.sample_index): HeldBack(h.group_index, h.error or "") for h in held},
         _decided(payloads),
         len(payloads),
     )
@@ -62,7 +57,8 @@ def _decided(payloads: Iterable[str]) -> dict[Place, Decided]:
 def review(conn: Connection, now: Now, job_id: str, decided: Mapping[Place, Decided]) -> None:
     """One transaction: the entry of the log, and the job goes to PUBLISH again."""
     row = jobs.lock(conn, jobs.find(conn, job_id).job_id)
-    rules.check_review(mapper.job_row(row), reviews(conn, row.job_id), decided)
+    found = reviews(conn, row.job_id)
+    rules.check_review(mapper.job_row(row), row.ingest_done, found, decided)
     said = {"decided": [[*place, decision.value] for place, decision in sorted(decided.items())]}
     head = audit_log.link(conn, now, row, EntryKind.REVIEWED, said)
     values = {"error": None, "finished_at": None, **head}

@@ -8,9 +8,14 @@ from rich.table import Table
 
 from specbatch.pipeline.observe.terminal.progress import INTERRUPTED
 from specbatch.schemas.job_progress import JobProgress
+from specbatch.schemas.policies import Ruling, in_report
 from specbatch.schemas.records import JobRow, JobState, Verification
 
-_RULED = {"redact": "redacted", "block": "blocked", "review": "held back for review"}
+_RULED = {
+    Ruling.REDACT: "redacted",
+    Ruling.BLOCK: "blocked",
+    Ruling.REVIEW: "held back for review",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +73,9 @@ def summary_rows(summary: JobSummary) -> list[tuple[str, str]]:
     verification = job.spec.get("speculation", {}).get("verification", Verification.COUPLED)
     if verification != Verification.COUPLED:
         rows.append(("verification", f"{verification}: outputs depend on the drafts"))
-    held_back = {
-        ruling: int(report.get(f"policy_{ruling}", 0)) for ruling in ("redact", "block", "review")
-    }
-    if any(held_back.values()):
-        shown = ", ".join(f"{count:,} {_RULED[r]}" for r, count in held_back.items() if count)
+    ruled = {said: int(report.get(in_report(ruling), 0)) for ruling, said in _RULED.items()}
+    if any(ruled.values()):
+        shown = ", ".join(f"{count:,} {said}" for said, count in ruled.items() if count)
         rows.append(("outputs by content policies", shown))
     if reused := int(report.get("reused", 0)):
         saved = f"${report.get('reuse_saved_usd', 0.0):.6f} when they were computed"
