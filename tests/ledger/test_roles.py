@@ -22,7 +22,8 @@ from specbatch.schemas.audit import AuditRecord, EntryKind
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.exports import ExportKind, ExportOrder
 from specbatch.schemas.provenance import Ticks
-from specbatch.schemas.records import JobState, RejectedRow, Stage
+from specbatch.schemas.policies import HELD_BACK, Decided
+from specbatch.schemas.records import FinishReason, JobState, RejectedRow, Stage
 from specbatch.schemas.registry import DeployScope, NewModel, PairTrial
 from specbatch.schemas.rollouts import Observed, Outcome
 from specbatch.schemas.speculation import AcceptanceCount, Decision, DecisionAction
@@ -244,6 +245,27 @@ def test_an_operator_sees_figures_and_no_texts(login: Login) -> None:
         assert operator.backlog().jobs[JobState.QUEUED] == 1
         with pytest.raises(StoreError, match="permission denied"):
             list(operator.completions(JOB))
+
+
+def test_an_operator_reviews_without_seeing_texts_and_nobody_else_does(login: Login) -> None:
+    held = completion(0, finish_reason=FinishReason.REVIEW, error="held back", reused_from=None)
+    with store_of(login(OPERATOR)) as operator, store_of(login(WORKER)) as worker:
+        operator.create_job(new_job())
+        lease = claim_job(worker, Stage.INGEST, WHO).lease
+        worker.add_groups(lease, [new_group(0)], [], 4, position(4))
+        worker.finish_ingest(lease, 4, {})
+        mine = verified(worker, 0, WHO)
+        worker.commit_group(mine, [held], NO_TIME, {HELD_BACK: 1.0})
+        finish(worker, owner=WHO)
+        assert operator.reviews(JOB).pending == [(0, 0)]
+        for refused_to in (WORKER, AUDITOR, PRIVACY):
+            with store_of(login(refused_to)) as other, pytest.raises(StoreError):
+                other.review_job(JOB, {(0, 0): Decided.RELEASED})
+        operator.review_job(JOB, {(0, 0): Decided.RELEASED})
+        assert operator.get_job(JOB).stage is Stage.PUBLISH
+        assert operator.reviews(JOB).decided == {(0, 0): Decided.RELEASED}
+        finish(worker, owner=WHO)
+        assert operator.get_job(JOB).state is JobState.DONE
 
 
 def test_who_purges_empties_texts_without_seeing_them_and_writes_nothing_else(
