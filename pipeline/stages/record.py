@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import time
 
-from specbatch.pipeline.audit.receipts import with_receipts
-from specbatch.pipeline.privacy.retention import kept_records
 from specbatch.pipeline.stages import spans
 from specbatch.pipeline.stages.attempt import attempt
 from specbatch.pipeline.stages.context import StageContext
 from specbatch.pipeline.stages.group_report import group_report
-from specbatch.pipeline.stages.moderation import policy_report, with_rulings
+from specbatch.pipeline.stages.moderation import policy_report
+from specbatch.pipeline.stages.results import recorded_as
 from specbatch.pipeline.stages.reuse import offer_answers, reuse_report
-from specbatch.pipeline.stages.texts import with_text
 from specbatch.pipeline.storage.artefacts import (
     read_measured,
     read_results,
@@ -40,12 +38,8 @@ def record(context: StageContext, job_id: str, index: int) -> None:
         mine = {row.row_index for row in rows}  # groups that were split off share the file
         results = read_own(objects, job, work.results)
         records = [record for record in read_results(results) if record.row_index in mine]
-        tokenizer = context.tokenizers.of_job(job)
-        texts = tokenizer.decode_batch([record.token_ids for record in records])
-        done = with_text(records, texts, rows, spec, tokenizer.decode)
-        done = with_receipts(context.privacy.cipher, job.job_id, rows, done)
-        done = with_rulings(done, read_rulings(results), job, spec)
-        kept = kept_records(context.privacy.text_policy(job), done, tokenizer, texts)
+        rulings = read_rulings(results)
+        done, kept = recorded_as(context, job, spec, rows, records, rulings)
         notes = read_reuse(results)
         measured = read_measured(results, mine)
         report = group_report(records) | measured | reuse_report(notes, records)

@@ -68,21 +68,39 @@ def _judged(
     return Results(completions, records, notes, rulings)
 
 
+def recorded_as(
+    context: StageContext,
+    job: JobRow,
+    spec: JobSpec,
+    rows: Sequence[PromptRow],
+    records: Sequence[CompletionRecord],
+    rulings: Rulings,
+) -> tuple[list[CompletionRecord], Sequence[CompletionRecord]]:
+    """The records with their texts, as policies have left them, and of these what the store keeps.
+
+    A receipt is of the whole text, so it comes first, and a policy is stricter than the tenant's
+    privacy, so that comes last.
+    """
+    tokenizer = context.tokenizers.of_job(job)
+    texts = tokenizer.decode_batch([record.token_ids for record in records])
+    done = with_text(records, texts, rows, spec, tokenizer.decode)
+    done = with_receipts(context.privacy.cipher, job.job_id, rows, done)
+    done = with_rulings(done, rulings, job, spec)
+    return done, kept_records(context.privacy.text_policy(job), done, tokenizer, texts)
+
+
 # --- if the job is stopped meanwhile -------------------------------------------------------------
 def keep_finished(context: StageContext, host: Engines, group: Group) -> None:
     """End the group; keep its finished rows, with their texts."""
     held, job, spec, tickets = group.held, group.job, group.spec, group.tickets
     lease = held.lease
-    tokenizer = context.tokenizers.of_job(context.jobs.of_group(job.job_id)[0])
     results = _finished(context, host, group)
-    texts = tokenizer.decode_batch([record.token_ids for record in results.records])
-    done = with_text(results.records, texts, group.rows, spec, tokenizer.decode)
-    report = group_report(done) | put_kept(context.objects, job, lease, done, results.rulings)
-    report |= reuse_report(results.notes, done)
-    done = with_receipts(context.privacy.cipher, job.job_id, group.rows, done)
-    done = with_rulings(done, results.rulings, job, spec)
-    report |= policy_report(done)
-    kept = kept_records(context.privacy.text_policy(job), done, tokenizer, texts)
+    report = put_kept(context.objects, job, lease, results.records, results.rulings)
+    job_as_pinned = context.jobs.of_group(job.job_id)[0]
+    done, kept = recorded_as(
+        context, job_as_pinned, spec, group.rows, results.records, results.rulings
+    )
+    report |= group_report(done) | reuse_report(results.notes, done) | policy_report(done)
     timing = context.device_time(tickets)
     keep = partial(context.store.keep_part, lease, kept, timing, report, usage=held.usage)
     with held.usage.last_write():

@@ -21,8 +21,8 @@ from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.audit import AuditRecord, EntryKind
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.exports import ExportKind, ExportOrder
-from specbatch.schemas.provenance import Ticks
 from specbatch.schemas.policies import HELD_BACK, Decided
+from specbatch.schemas.provenance import Ticks
 from specbatch.schemas.records import FinishReason, JobState, RejectedRow, Stage
 from specbatch.schemas.registry import DeployScope, NewModel, PairTrial
 from specbatch.schemas.rollouts import Observed, Outcome
