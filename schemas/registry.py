@@ -44,6 +44,11 @@ class ModelVersion:
     def label(self) -> str:
         return f"{self.name}:{self.version}"
 
+    def costs_like(self, other: ModelVersion) -> bool:
+        """Whether the two differ by their weights alone; not, if that was not recorded."""
+        mine, its = self.origin.get(CONFIG_DIGEST), other.origin.get(CONFIG_DIGEST)
+        return mine is not None and mine == its
+
 
 @dataclass(frozen=True, slots=True)
 class DeployScope:
@@ -92,7 +97,7 @@ class PairTrial:
     verifier: str  # fingerprints
     proposer: str
     numeric_class: str  # in which the verifier ran; empty: the two do not fit, so none did
-    pays: bool  # False: its drafts are off beside this verifier
+    pays: bool  # its drafts may be asked for; False: they are off beside this verifier
     reason: str
     figures: Mapping[str, Any]
     tried_at: float = 0.0  # seconds since the epoch, by the store

@@ -3,6 +3,9 @@
 The prompts are recent ones of the store, held out of trainings where there are such. Each size of
 batch and depth is run in turns with depth 0, so that what the machine does meanwhile falls on both
 alike. Fixed depths are tried, as the depth policy would hide a bad draft model by not asking it.
+
+Where no drafts pay, a retrained model is refused only if its parent does not draft either: to keep
+the parent would save nothing.
 """
 
 from __future__ import annotations
@@ -65,11 +68,17 @@ OnTurn = Callable[[int, int], None]  # how many turns are done, and of how many
 
 
 def try_pair(
-    settings: Settings, store: Store, pair: Pair, order: DataOrder, on_turn: OnTurn
+    settings: Settings,
+    store: Store,
+    pair: Pair,
+    order: DataOrder,
+    on_turn: OnTurn,
+    replaces_worse: bool = False,
 ) -> PairTrial:
     """Try a pair and store the verdict. Raises `UsageError` where the store has no prompts for it.
 
-    Models that do not fit together are a verdict, too.
+    Models that do not fit together are a verdict, too. `replaces_worse`: a model drafts now that
+    costs the same and whose drafts are accepted less, so nothing is lost even if no drafts pay.
     """
     device = DeviceOptions(settings.device)
     try:
@@ -93,6 +102,8 @@ def try_pair(
         measured = list(_measured(_Runner(host, pair.engine), prompts, sizes, on_turn))
         memory = 0 if host.memory is None else host.memory.total
     pays, reason = judged(measured)
+    if not pays and replaces_worse:
+        pays, reason = True, f"{reason}; its parent drafts at the same cost and is accepted less"
     if not are_held_out:
         reason += ", on prompts that it may have learned from, as none were held out"
     return store.add_pair_trial(_verdict(pair, numeric_class, pays, reason, measured, memory))

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from specbatch.pipeline.engines.contract import ModelFolder
 from specbatch.pipeline.engines.models.model_folder import check_pair, inspect_model
 from specbatch.pipeline.learning.checkpoints import LOCK, about_of, locked, record_of
 from specbatch.pipeline.learning.gate import Pair, try_pair
@@ -130,7 +131,9 @@ def _learn(
         if is_stopped():
             raise KeyboardInterrupt
 
-    trial = try_pair(settings, store, Pair(verifier, folder, EngineSpec()), data, on_turn)
+    pair = Pair(verifier, folder, EngineSpec())
+    replaces = _replaces_worse(store, candidate, record["parent"]["digest"], verifier)
+    trial = try_pair(settings, store, pair, data, on_turn, replaces)
     return _decided(store, order, night, candidate, record, trial)
 
 
@@ -201,6 +204,17 @@ def _known(store: Store, order: LearnOrder, candidate: ModelVersion) -> Learned 
     if candidate.retired_at is not None:
         return Learned(f"{candidate.label} is retired", candidate)
     return None
+
+
+def _replaces_worse(
+    store: Store, candidate: ModelVersion, parent: str, verifier: ModelFolder
+) -> bool:
+    """Whether the parent, which the training found worse, drafts at the candidate's cost. It does
+    not beside a verifier where a trial has switched it off."""
+    of = verifier.fingerprint.digest, parent
+    trials = [one for one in store.pair_trials() if (one.verifier, one.proposer) == of]
+    costs_alike = any(m.fingerprint == parent and m.costs_like(candidate) for m in store.models())
+    return costs_alike and all(one.pays for one in trials)
 
 
 def _decided(

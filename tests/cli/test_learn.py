@@ -143,10 +143,33 @@ def test_a_night_trains_tries_and_rolls_out_and_the_next_one_promotes(
 
 
 @pytest.mark.usefixtures("trained")
-def test_a_candidate_that_cannot_pay_is_retired(
+def test_where_no_drafts_pay_a_better_one_of_the_same_cost_is_rolled_out_all_the_same(
     cli: Any, learning: list[object], paying: Callable[[bool], None]
 ) -> None:
     paying(False)
+    learned = cli(*learning, "--night", "1", "--json").json
+    assert learned["trial"]["pays"]
+    assert learned["summary"].endswith(
+        "drafts do not pay: by hand; its parent drafts at the same cost and is accepted less"
+    )
+    (begun,) = cli("rollout", "list", "--json").json
+    assert begun["fingerprint"] == learned["candidate"]["fingerprint"]
+
+
+@pytest.mark.parametrize("parent", ["is off", "costs something else"])
+def test_a_candidate_that_cannot_pay_is_retired(
+    cli: Any,
+    tiny_pair: TinyPair,
+    learning: list[object],
+    trained: list[Callable[[], None]],
+    paying: Callable[[bool], None],
+    parent: str,
+) -> None:
+    paying(False)
+    if parent == "is off":
+        cli("models", "try", "small", "--verifier", tiny_pair.verifier)
+    else:
+        trained.append(change_config)
     learned = cli(*learning, "--night", "1", "--json").json
     assert learned["rollout"] is None
     assert "but drafts do not pay" in learned["summary"]
@@ -254,6 +277,12 @@ def test_what_a_night_cannot_begin_with_is_said_before_it_trains(
         "with `specbatch models add small FOLDER` and `specbatch models promote small "
         "--tenant default --job docs --reason WHY`"
     )
+
+
+def change_config() -> None:
+    """Of the model that is being trained."""
+    (path,) = Path("trained").glob("small-docs-1-*/config.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "by": "hand"}))
 
 
 def interrupted(*_: Any) -> None:

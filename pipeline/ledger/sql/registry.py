@@ -15,7 +15,6 @@ from specbatch.pipeline.ledger.sql.transactions import Now, upsert
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.masking import masked
 from specbatch.schemas.registry import (
-    CONFIG_DIGEST,
     Deployment,
     DeployScope,
     ModelVersion,
@@ -194,9 +193,9 @@ def locked(conn: Connection, fingerprint: str) -> ModelVersion:
 
 def have_same_config(conn: Connection, one: str, other: str) -> bool:
     """Whether two models differ by their weights alone; not, if that was not recorded."""
-    query = select(ModelTable.origin).where(ModelTable.fingerprint.in_([one, other]))
-    found = [origin.get(CONFIG_DIGEST) for origin in conn.scalars(query)]
-    return len(found) == 2 and found[0] == found[1] is not None
+    query = select(*ModelTable.__table__.c).where(ModelTable.fingerprint.in_([one, other]))
+    found = [_version(row) for row in conn.execute(query)]
+    return len(found) == 2 and found[0].costs_like(found[1])
 
 
 def _end(conn: Connection, now: Now, scope: DeployScope, reason: str | None = None) -> None:

@@ -22,7 +22,10 @@ from specbatch.schemas.records import Verification
 from specbatch.schemas.seeds import draft_seed
 from specbatch.schemas.speculation import ShadowPair
 
-SHARE = 0.01  # of the time of steps, at most
+# Of the time of steps, at most. A verdict takes some hundred pairs, whatever time they are spread
+# over, and a candidate that reads a prompt should draft at many of its places.
+SHARE = 0.1
+SAVED = 4  # calls that unused time is kept for: places come in bursts
 APART = 16  # output tokens to the next place, at most
 ANY_DEPTH = 1 << 30
 AT_ONCE = 4  # sequences: a call that reads their prompts first must not hold up a step
@@ -58,12 +61,12 @@ class Pairs:
     _last_sec: float = 0.0  # what the last drafts took
 
     def may_draft(self, busy_sec: float) -> bool:
-        """Whether there is time for what the last drafts took: more than that is not saved up.
+        """Whether there is time for what the last drafts took. Little more is saved up.
 
         `busy_sec`: what all steps so far took.
         """
         earned = SHARE * (busy_sec - self._busy_sec)
-        self._allowance_sec = min(self._allowance_sec + earned, self._last_sec)
+        self._allowance_sec = min(self._allowance_sec + earned, SAVED * self._last_sec)
         self._busy_sec = busy_sec
         return self._allowance_sec >= self._last_sec
 
