@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -113,7 +113,11 @@ def _unknown(where: str, allowed: list[str]) -> str:
 
 def _fields_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
     for part in location:
+        if isinstance(part, int):  # of a list, whose kind of item was taken before
+            continue
         annotation = model.model_fields[part].annotation if part in model.model_fields else None
+        if get_origin(annotation) is tuple:
+            annotation = get_args(annotation)[0]
         if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
             return []
         model = annotation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,6 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 Place = tuple[int, int]  # row, sample
+FAILED = "failed"  # the code of `on_error`
+NO_VERDICT = "policy_failed"  # in a job's report: completions that a policy gave no verdict on
 PATTERNS, JUDGE = "patterns", "judge"  # the policies that are built in
 ENTRY_POINTS = "specbatch.policies"  # the group of those that other packages offer
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
@@ -50,6 +53,8 @@ class Verdict:
     code: str = ""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.ruling, Ruling):
+            raise ValueError("a verdict is made by allow(), redact(text), review() or block()")
         if (self.ruling is Ruling.REDACT) != isinstance(self.text, str):
             raise ValueError("a verdict has a text if it redacts, and only then")
         if not isinstance(self.code, str) or not _is_code(self.code):
@@ -171,7 +176,12 @@ class PolicySpec(BaseModel):
             if self.use == name and not getattr(self, field):
                 raise ValueError(f"policy {name} needs {field}")
             if self.use != name and getattr(self, field):
-                raise ValueError(f"only policy {name} has {field}")
+                raise ValueError(f"field {field} goes with `use: {name}`, and this is `{self.use}`")
+        unknown = set(re.findall(r"\{[a-z_]+\}", self.prompt or "")) - {"{text}", "{prompt}"}
+        if unknown:
+            raise ValueError(
+                f"the prompt has {min(unknown)}: its places are {{text}} and {{prompt}}"
+            )
         if self.use == JUDGE and "{text}" not in (self.prompt or ""):
             raise ValueError("the prompt of a judge needs {text}, where the completion goes")
         if self.verdict == "redact" and self.use != PATTERNS:
@@ -191,7 +201,7 @@ class PolicySpec(BaseModel):
 
     @property
     def if_failed(self) -> Verdict:
-        return Verdict(Ruling(self.on_error), code="failed")
+        return Verdict(Ruling(self.on_error), code=FAILED)
 
 
 def names_of(policies: Sequence[PolicySpec]) -> list[str]:

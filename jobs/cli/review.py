@@ -12,14 +12,13 @@ import typer
 
 from specbatch.jobs.cli import options as o
 from specbatch.jobs.cli.connect import client, load_settings
-from specbatch.jobs.cli.console import remark, say, say_json, while_read
+from specbatch.jobs.cli.console import say, say_json, while_read
 from specbatch.jobs.cli.outcome import finish
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.operations.tools import held_completions
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.policies import Decided, Place, Reviews
 from specbatch.schemas.records import CompletionRecord, JobRow
-from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import spec_of
 from specbatch.schemas.visible import one_line
 
@@ -65,9 +64,10 @@ def review(
                 with while_read():
                     _list(row, reviews, found, json)
                 return
+            _check_readable(row, reviews, decided, held_completions(settings, store, row, reviews))
         c.review(row.job_id, decided)
         if not local:
-            _say_decided(settings, row, decided, json)
+            _say_decided(row, decided, json)
             return
         from specbatch.jobs.cli.local import run_here
 
@@ -79,6 +79,8 @@ def _decisions(
     row: JobRow, reviews: Reviews, release: Sequence[str], block: Sequence[str]
 ) -> dict[Place, Decided]:
     """What to decide, by completion. Raises `UsageError`."""
+    if ALL in release and ALL in block:
+        raise UsageError("all that wait are both released and blocked: say one")
     decided: dict[Place, Decided] = {}
     for given, decision in ((release, Decided.RELEASED), (block, Decided.BLOCKED)):
         for place in _places(given, reviews):
@@ -94,6 +96,18 @@ def _decisions(
     return decided
 
 
+def _check_readable(
+    row: JobRow,
+    reviews: Reviews,
+    decided: Mapping[Place, Decided],
+    found: Mapping[Place, CompletionRecord],
+) -> None:
+    """Raise `UsageError` if a text that would be released is not there."""
+    for place in reviews.pending:
+        if decided.get(place) is Decided.RELEASED and place not in found:
+            raise UsageError(f"row {_called(place)} of job {row.job_id} is not released: {UNREAD}")
+
+
 def _places(given: Sequence[str], reviews: Reviews) -> Iterator[Place]:
     """A row without a sample stands for those of its samples that wait."""
     for one in given:
@@ -101,7 +115,10 @@ def _places(given: Sequence[str], reviews: Reviews) -> Iterator[Place]:
             continue
         match = _PLACE.fullmatch(one)
         if match is None:
-            raise UsageError(f"{one!r:.40} is no completion: write ROW, ROW/SAMPLE, or {ALL}")
+            raise UsageError(
+                f"{one!r:.40} is no completion: write the number of its row, or ROW/SAMPLE, or "
+                f"{ALL}; repeat the option for more"
+            )
         number = int(match[1])
         waiting = [place for place in reviews.pending if place[0] == number]
         if match[2] is not None or not waiting:
@@ -113,18 +130,22 @@ def _places(given: Sequence[str], reviews: Reviews) -> Iterator[Place]:
 def _list(
     row: JobRow, reviews: Reviews, found: Mapping[Place, CompletionRecord], json: bool
 ) -> None:
+    several = any(sample for _, sample in reviews.held)
     for place in reviews.pending:
         one, why = found.get(place), reviews.held[place].why
+        called = f"{place[0]}/{place[1]}" if several else f"{place[0]}"
         if json:
             number, sample = place
             known = {"row_index": number, "sample_index": sample, "why": why}
             say_json(known | {"id": one and one.row_id, "text": one and one.text})
         else:
             named = f" ({one_line(one.row_id)})" if one else ""
-            say(f"row {_called(place)}{named}: {why}")
+            say(f"row {called}{named}: {why}")
             say(f"    {one_line(one.text) if one else UNREAD}")
     if not json:
-        say(waiting_line(row, reviews) or f"job {row.job_id}: nothing waits for a review")
+        waiting = len(reviews.pending)
+        count = "nothing waits" if not waiting else f"{waiting:,} wait{'s' if waiting == 1 else ''}"
+        say(f"job {row.job_id}: {count} for a review")
 
 
 def waiting_line(row: JobRow, reviews: Reviews) -> str | None:
@@ -144,20 +165,13 @@ def _called(place: Place) -> str:
     return f"{row}/{sample}" if sample else f"{row}"
 
 
-def _say_decided(
-    settings: Settings, row: JobRow, decided: Mapping[Place, Decided], json: bool
-) -> None:
+def _say_decided(row: JobRow, decided: Mapping[Place, Decided], json: bool) -> None:
     released = sum(one is Decided.RELEASED for one in decided.values())
     blocked = len(decided) - released
     if json:
         say_json({"job": row.job_id, "released": released, "blocked": blocked})
     else:
         say(
-            f"job {row.job_id}: {released:,} released, {blocked:,} blocked; its output is "
-            "published again"
-        )
-    if settings.broker_url.startswith("memory://"):
-        remark(
-            "the broker is memory://, which no other process can hear: "
-            f"`specbatch retry {row.job_id} --local` publishes it here"
+            f"job {row.job_id}: {released:,} released, {blocked:,} blocked; a worker publishes the "
+            f"output again, or `specbatch retry {row.job_id} --local` here"
         )

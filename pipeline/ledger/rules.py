@@ -156,8 +156,8 @@ def check_review(
         raise UsageError(f"job {job.job_id} was purged: the texts that were held back are gone")
     if not job.state.has_output:
         raise UsageError(
-            f"job {job.job_id} is {job.state}: its completions can be reviewed once it has "
-            "published its output"
+            f"job {job.job_id} is {job.state}: its completions can be reviewed once its output is "
+            f"published; `specbatch retry {job.job_id} --local` does that here"
         )
     if not ingest_done:  # else its output could not be written again if the input has changed
         raise UsageError(

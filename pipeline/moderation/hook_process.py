@@ -1,25 +1,27 @@
 """The process of one policy of another package: `python -m … NAME DESCRIPTOR`.
 
-It answers questions that come by a pipe, and ends when its standard input does: with who started
-it, whatever the policy is doing then.
+It answers questions that come by a pipe, JSON both ways, each answer with the number of its
+question. A second process, in which none of the policy's code runs, ends both when standard input
+ends: with who started them, whatever the policy is doing then.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import select
+import signal
 import sys
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import EntryPoint, entry_points
 from multiprocessing.connection import Connection
 from typing import Any
 
 from specbatch.schemas.errors import UsageError
-from specbatch.schemas.policies import ENTRY_POINTS, PolicyInput, Ruling, Verdict
+from specbatch.schemas.policies import ENTRY_POINTS, PolicyInput, Verdict
 
 Hook = Callable[..., Any]
-MOST_BYTES = 16 << 20  # of a text that a policy returns
 
 
 def entry_point(name: str) -> EntryPoint:
@@ -35,49 +37,51 @@ def entry_point(name: str) -> EntryPoint:
 
 
 def main() -> None:
-    name, descriptor = sys.argv[1:]
-    threading.Thread(target=_end_with_stdin, daemon=True).start()
-    pipe = Connection(int(descriptor))
-    with suppress(EOFError, OSError, KeyboardInterrupt):
+    name, descriptor = sys.argv[1], int(sys.argv[2])
+    if child := os.fork():
+        os.close(descriptor)
+        _guard(child)
+    pipe, own = Connection(descriptor), os.getpid()
+    with suppress(EOFError, OSError):
         hook = _load(name, pipe)
         while hook is not None:
-            given, options = pipe.recv()
-            pipe.send(_asked(hook, given, options))
+            question = json.loads(pipe.recv_bytes())
+            answer = {"number": question["number"], **_asked(hook, question)}
+            if os.getpid() != own:  # the policy has forked, and came back in both
+                os._exit(1)
+            pipe.send_bytes(json.dumps(answer).encode())
 
 
-def _end_with_stdin() -> None:
-    while os.read(0, 1):
-        pass
-    os._exit(0)
+def _guard(child: int) -> None:
+    """Wait for the end of the child or of standard input, and end both."""
+    ended = os.pidfd_open(child)
+    select.select([0, ended], [], [])
+    os.killpg(0, signal.SIGKILL)
 
 
 def _load(name: str, pipe: Connection) -> Hook | None:
     try:
         hook: Hook = entry_point(name).load()
-    except Exception as error:
-        pipe.send(f"it cannot be loaded: {type(error).__name__}")
+    except BaseException as error:
+        pipe.send_bytes(json.dumps({"failed": f"it cannot be loaded: {_kind(error)}"}).encode())
         return None
-    pipe.send(None)
+    pipe.send_bytes(b"{}")
     return hook
 
 
-def _asked(hook: Hook, given: PolicyInput, options: Mapping[str, Any]) -> Verdict | str:
+def _asked(hook: Hook, question: dict[str, Any]) -> dict[str, Any]:
     """A verdict, or why there is none. An error's own words may quote the text."""
     try:
-        said = hook(given, **options)
-    except Exception as error:
-        return f"it raised {type(error).__name__}"
+        said = hook(PolicyInput(**question["given"]), **question["options"])
+    except BaseException as error:
+        return {"failed": f"it raised {_kind(error)}"}
     if not isinstance(said, Verdict):
-        return f"it returned {type(said).__name__}, no Verdict"
-    try:  # of plain types, so that reading it runs no code of the package
-        text = None if said.text is None else str(said.text)
-        if len((text or "").encode()) > MOST_BYTES:
-            return f"it returned a text of more than {MOST_BYTES >> 20} MiB"
-        if "\0" in (text or ""):
-            raise ValueError("no database stores this character in a text")
-        return Verdict(Ruling(said.ruling), text, str(said.code))
-    except ValueError as error:  # such as half a character
-        return f"it returned an invalid verdict: {type(error).__name__}"
+        return {"failed": f"it returned {type(said).__name__}, no Verdict"}
+    return {"ruling": said.ruling, "text": said.text, "code": said.code}
+
+
+def _kind(error: BaseException) -> str:
+    return type(error).__name__
 
 
 if __name__ == "__main__":

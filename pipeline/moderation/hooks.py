@@ -7,21 +7,25 @@ else. It has the worker's environment, but neither its terminal nor its `__main_
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
 from specbatch.pipeline.moderation import hook_process
 from specbatch.pipeline.moderation.hook_process import entry_point
-from specbatch.schemas.errors import RequestCancelledError
-from specbatch.schemas.policies import PolicyInput, Verdict
+from specbatch.schemas.errors import RequestCancelledError, UsageError
+from specbatch.schemas.policies import PolicyInput, Ruling, Verdict
 
+MOST_BYTES = 32 << 20  # of an answer
 LOAD_SEC = 300.0  # it may have a model to load
 
 
@@ -47,74 +51,99 @@ class HookProcess:
         self._turn = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
+        self._asked = 0
         self._is_over = False
 
     def judge(self, given: PolicyInput, options: Mapping[str, Any], timeout_sec: float) -> Verdict:
         """Raises `HookFailedError`, and `RequestCancelledError` once the worker ends."""
-        question = (given, dict(options))
         with self._turn:
             try:
-                said = self._asked(question, timeout_sec)
+                answer = self._answer(given, options, timeout_sec)
             except _EndedError:  # once may have been another's doing
-                said = self._asked(question, timeout_sec)
-        if not isinstance(said, Verdict):
-            raise HookFailedError(said)
-        return said
+                answer = self._answer(given, options, timeout_sec)
+        if "failed" in answer:
+            raise HookFailedError(answer["failed"])
+        return _verdict(answer)
+
+    def load(self) -> None:
+        """Start the process, if none runs. Raises `UsageError` where it cannot be loaded."""
+        with self._turn:
+            try:
+                self._start()
+            except HookFailedError as error:
+                raise UsageError(
+                    f"policy `{self.name}` of {self.version} cannot be used: {error}; mend or "
+                    "install it on every verify worker, then retry the job"
+                ) from None
 
     def close(self) -> None:
         """End the process for good: who waits for an answer is told that the worker ends."""
         self._is_over = True
         if (process := self._process) is not None:
-            process.kill()  # which wakes who waits, and ends that turn
+            _kill(process)  # which wakes who waits, and ends that turn
         with self._turn:
             self._end()
 
-    def _asked(self, question: object, timeout_sec: float) -> Any:
+    def _answer(
+        self, given: PolicyInput, options: Mapping[str, Any], timeout_sec: float
+    ) -> dict[str, Any]:
         if self._is_over:
             raise RequestCancelledError("the worker ends")
-        pipe = self._started()
-        try:
-            pipe.send(question)
-        except OSError:
+        self._start()
+        self._asked += 1
+        question = {"number": self._asked, "given": asdict(given), "options": dict(options)}
+        answer = self._exchange(json.dumps(question).encode(), timeout_sec)
+        if answer.get("number") != self._asked:  # of a copy that the policy has made of itself
             self._end()
-            raise _EndedError("its process ended") from None
-        return self._answer(pipe, timeout_sec)
+            raise HookFailedError("it gave an answer to another question")
+        return answer
 
-    def _started(self) -> Connection:
-        if self._pipe is None:
-            self._pipe, theirs = multiprocessing.Pipe()
-            with theirs:
-                self._process = _start(self.name, theirs.fileno())
-            said = self._answer(self._pipe, LOAD_SEC)
-            if said is not None:
-                self._end()
-                raise HookFailedError(said)
-        return self._pipe
-
-    def _answer(self, pipe: Connection, timeout_sec: float) -> Any:
-        try:
-            if pipe.poll(timeout_sec):
-                return pipe.recv()
-        except (OSError, EOFError):
+    def _start(self) -> None:
+        if self._process is not None:
+            return
+        self._pipe, theirs = multiprocessing.Pipe()
+        with theirs:
+            self._process = _started(self.name, theirs.fileno())
+        said = self._exchange(None, LOAD_SEC)
+        if "failed" in said:
             self._end()
-            raise _EndedError("its process ended") from None
+            raise HookFailedError(said["failed"])
+
+    def _exchange(self, question: bytes | None, timeout_sec: float) -> dict[str, Any]:
+        """Both ways within the time: a process that does not read is ended, too."""
+        assert self._pipe is not None
+        assert self._process is not None
+        late = threading.Event()
+        timer = threading.Timer(timeout_sec, _end_late, (self._process, late))
+        timer.daemon = True
+        timer.start()
+        try:
+            if question is not None:
+                self._pipe.send_bytes(question)
+            answer: dict[str, Any] = json.loads(self._pipe.recv_bytes(MOST_BYTES))
+        except (OSError, EOFError, ValueError):
+            self._end()
+            if late.is_set():
+                raise HookFailedError(f"it gave no answer in {timeout_sec:g} s") from None
+            raise _EndedError("its process ended, or its answer is too long") from None
         except BaseException:  # such as Ctrl-C: the next question would get this one's answer
             self._end()
             raise
-        self._end()
-        raise HookFailedError(f"it gave no answer in {timeout_sec:g} s")
+        finally:
+            timer.cancel()
+        return answer
 
     def _end(self) -> None:
         process, pipe = self._process, self._pipe
         self._process = self._pipe = None
+        if process is not None:
+            _kill(process)
+            process.communicate()
         if pipe is not None:
             pipe.close()
-        if process is not None:
-            process.kill()
-            process.communicate()
 
 
-def _start(name: str, descriptor: int) -> subprocess.Popen[bytes]:
+def _started(name: str, descriptor: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-P", "-m", hook_process.__name__, name, str(descriptor)],
         stdin=subprocess.PIPE,  # ends with this process
@@ -122,6 +151,30 @@ def _start(name: str, descriptor: int) -> subprocess.Popen[bytes]:
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         start_new_session=True,  # a terminal's Ctrl-C is for the worker alone
     )
+
+
+def _end_late(process: subprocess.Popen[bytes], late: threading.Event) -> None:
+    late.set()
+    _kill(process)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """It and what it has forked."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _verdict(answer: Mapping[str, Any]) -> Verdict:
+    """Raises `HookFailedError`, without a word of what came."""
+    ruling, text, code = (answer.get(name) for name in ("ruling", "text", "code"))
+    try:
+        if text is not None:
+            text.encode()
+        if "\0" in (text or ""):
+            raise ValueError("no database stores this character in a text")
+        return Verdict(Ruling(str(ruling)), text, code or "")
+    except (ValueError, TypeError, AttributeError) as error:
+        raise HookFailedError(f"its verdict is invalid: {type(error).__name__}") from None
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from specbatch.pipeline.outputs.tool_calls import calls_in
+from specbatch.pipeline.outputs.validation import problem_of
 from specbatch.schemas.policies import Ruled, Ruling, outcome
 from specbatch.schemas.privacy import NOT_KEPT
 from specbatch.schemas.records import CompletionRecord, FinishReason
@@ -21,7 +21,7 @@ def as_ruled(record: CompletionRecord, ruled: Sequence[Ruled]) -> CompletionReco
     verdict = by.verdict
     bare = replace(without_text(record), text=verdict.text or "")
     if verdict.ruling is Ruling.REDACT:
-        return _with_calls_that_are_left(bare)
+        return bare
     reason = FinishReason.BLOCKED if verdict.ruling is Ruling.BLOCK else FinishReason.REVIEW
     said = "blocked" if reason is FinishReason.BLOCKED else "held back for review"
     why = f" ({verdict.code})" if verdict.code else ""
@@ -40,11 +40,15 @@ def without_text(record: CompletionRecord) -> CompletionRecord:
     )
 
 
-def _with_calls_that_are_left(record: CompletionRecord) -> CompletionRecord:
-    if record.finish_reason is not FinishReason.TOOL_CALLS:
+def with_form(record: CompletionRecord, form: str) -> CompletionRecord:
+    """A redacted completion that has lost its form (`SamplingParams.form`) says so, and is no call
+    of functions any more; others are unchanged."""
+    by = outcome(record.rulings)
+    if by is None or by.verdict.ruling is not Ruling.REDACT or not form or record.error is not None:
         return record
-    try:
-        found = calls_in(record.text)
-    except ValueError:
-        found = None
-    return record if found is not None else replace(record, finish_reason=FinishReason.STOP)
+    problem = problem_of(form, record.text, record.finish_reason is not FinishReason.LENGTH)
+    if problem is None:
+        return record
+    is_call = record.finish_reason is FinishReason.TOOL_CALLS
+    reason = FinishReason.STOP if is_call else record.finish_reason
+    return replace(record, error=problem, finish_reason=reason)

@@ -26,6 +26,7 @@ class Patterns:
             Span(match.start(), match.end(), name)
             for name, pattern in self._patterns.items()
             for match in pattern.finditer(text)
+            if match.start() < match.end()
         ]
         if not spans:
             return ALLOWED

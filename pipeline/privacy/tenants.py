@@ -168,7 +168,9 @@ def _shown(spec: Mapping[str, Any], policy: TextPolicy, redactor: Redactor) -> d
     for name in _BY_TAG:
         pairs = (spec.get("speculation") or {}).get(name) or ()
         speculation[name] = [[policy.tag(tag), value] for tag, value in pairs]
-    parts = {"input": inputs, "sampling": sampling, "speculation": speculation}
+    parts: dict[str, Any] = {"input": inputs, "sampling": sampling, "speculation": speculation}
+    if spec.get("policies"):
+        parts["policies"] = [{"use": policy["use"]} for policy in spec["policies"]]
     return {**shown, **parts, SEALED: True}
 
 

@@ -16,7 +16,7 @@ from importlib.metadata import version
 from specbatch.pipeline.engines.contract import Completion, Engines, Request, Ticket
 from specbatch.pipeline.moderation import judge
 from specbatch.pipeline.moderation.hooks import HookFailedError, Hooks
-from specbatch.pipeline.moderation.outcome import as_ruled, without_text
+from specbatch.pipeline.moderation.outcome import as_ruled, with_form, without_text
 from specbatch.pipeline.moderation.patterns import Patterns
 from specbatch.pipeline.policy.costs.pricing import cost_units
 from specbatch.pipeline.runtime.tokenizers import Tokenizers
@@ -25,7 +25,9 @@ from specbatch.pipeline.storage.artefacts import Rulings
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.fingerprint import shown
 from specbatch.schemas.policies import (
+    FAILED,
     JUDGE,
+    NO_VERDICT,
     PATTERNS,
     Place,
     PolicyInput,
@@ -63,7 +65,7 @@ def prepare(spec: JobSpec, hooks: Hooks, engines: Engines) -> None:
         elif policy.use == PATTERNS:
             Patterns(policy)
         else:
-            hooks.of(policy.use)
+            hooks.of(policy.use).load()
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,17 +235,23 @@ def _place(record: CompletionRecord) -> Place:
 
 # --- when they are recorded ----------------------------------------------------------------------
 def with_rulings(
-    records: Iterable[CompletionRecord], rulings: Rulings, job: JobRow, spec: JobSpec
+    records: Sequence[CompletionRecord],
+    texts: Sequence[str],
+    rows: Sequence[PromptRow],
+    rulings: Rulings,
+    job: JobRow,
+    spec: JobSpec,
 ) -> list[CompletionRecord]:
     """The records as the policies have left them. Where a tenant's texts are not kept, nobody could
-    review them later: then they are blocked.
+    review them later: then they are blocked. `texts` are of all their tokens: no policy has seen
+    what stands behind a stop string, so such tokens go.
 
     Raises `ObjectError` for a completion that no policy has seen, though its job has some.
     """
     if not spec.policies:
         return list(records)
-    done = []
-    for record in records:
+    done, by_index = [], {row.row_index: row for row in rows}
+    for record, whole in zip(records, texts, strict=True):
         ruled = rulings.get(_place(record))
         if record.finish_reason not in FINISHED:  # whatever it wrote, nobody has judged it
             done.append(without_text(record))
@@ -253,7 +261,11 @@ def with_rulings(
                 f"the verdicts of the job's policies on row {record.row_index} are not in its "
                 "results; the workspace was damaged"
             )
-        done.append(as_ruled(record, [_for_kept_texts(one, job) for one in ruled]))
+        form = spec.sampling.params(dict(by_index[record.row_index].overrides)).form
+        left = with_form(as_ruled(record, [_for_kept_texts(one, job) for one in ruled]), form)
+        if record.text != whole:
+            left = replace(without_text(left), text=left.text)
+        done.append(left)
     return done
 
 
@@ -270,6 +282,9 @@ def _for_kept_texts(ruled: Ruled, job: JobRow) -> Ruled:
 
 def policy_report(records: Iterable[CompletionRecord]) -> dict[str, float]:
     """What the verdicts on a group's records add to their job's report."""
-    found = (outcome(record.rulings) for record in records)
-    counts = Counter(in_report(by.verdict.ruling) for by in found if by is not None)
-    return {name: float(count) for name, count in counts.items()}
+    counts = Counter[str]()
+    for record in records:
+        by = outcome(record.rulings)
+        counts[in_report(by.verdict.ruling) if by else ""] += 1
+        counts[NO_VERDICT] += any(one.verdict.code == FAILED for one in record.rulings)
+    return {name: float(count) for name, count in counts.items() if name and count}

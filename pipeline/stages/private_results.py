@@ -41,6 +41,7 @@ from specbatch.schemas.records import (
     CompletionRecord,
     JobRow,
     Lease,
+    PromptRow,
     Prompts,
     RejectedRow,
 )
@@ -109,7 +110,7 @@ def held_back(
         if index not in groups:
             continue
         try:
-            records, rulings = files.read(index, prompts, results)
+            records, _, _, rulings = files.read(index, prompts, results)
         except ObjectError as error:
             log.error("texts of job %s, group %d, are lost: %s", job.job_id, index, error)
             continue
@@ -134,9 +135,9 @@ class _Files:
 
     def read(
         self, index: int, prompts: Prompts, results: Artefact | None
-    ) -> tuple[list[CompletionRecord], Rulings]:
-        """A group's whole completions by (row, sample), and what policies said of them. Raises
-        `ObjectError`."""
+    ) -> tuple[list[CompletionRecord], list[str], Sequence[PromptRow], Rulings]:
+        """A group's whole completions by (row, sample), the texts of all their tokens, the rows,
+        and what policies said. Raises `ObjectError`."""
         rows = self._prompts(prompts)
         mine = {row.row_index for row in rows}  # groups that were split off share the file
         found: dict[Place, CompletionRecord] = {}
@@ -150,7 +151,7 @@ class _Files:
         records = [record for _, record in sorted(found.items())]
         texts = [self._decode(record.token_ids) for record in records]
         done = with_text(records, texts, rows, self._spec, self._decode)
-        return list(map(as_kept, done)), rulings
+        return list(map(as_kept, done)), texts, rows, rulings
 
 
 def rejected_whole(store: Store, objects: Objects, job: JobRow) -> Iterator[RejectedRow]:

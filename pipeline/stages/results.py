@@ -85,7 +85,7 @@ def recorded_as(
     texts = tokenizer.decode_batch([record.token_ids for record in records])
     done = with_text(records, texts, rows, spec, tokenizer.decode)
     done = with_receipts(context.privacy.cipher, job.job_id, rows, done)
-    done = with_rulings(done, rulings, job, spec)
+    done = with_rulings(done, texts, rows, rulings, job, spec)
     return done, kept_records(context.privacy.text_policy(job), done, tokenizer, texts)
 
 

@@ -54,7 +54,8 @@ def test_what_waits_is_listed_and_decided_once(cli: Any, held: str) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--release", "x"), "write ROW, ROW/SAMPLE, or all"),
+        (("--release", "x"), "write the number of its row, or ROW/SAMPLE"),
+        (("--release", "all", "--block", "all"), "both released and blocked"),
         (("--local",), "give --release or --block"),
         (("--release", "99"), "row 99, sample 0 of job"),
         (("--release", "1", "--block", "1/0"), "row 1 is both released and blocked"),

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +24,7 @@ from pydantic import ValidationError
 from specbatch.pipeline.audit.entries import ruled
 from specbatch.pipeline.moderation.hooks import HookFailedError, HookProcess
 from specbatch.pipeline.moderation.judge import question, verdict_of
-from specbatch.pipeline.moderation.outcome import as_ruled
+from specbatch.pipeline.moderation.outcome import as_ruled, with_form
 from specbatch.pipeline.moderation.patterns import Patterns
 from specbatch.schemas.errors import RequestCancelledError, SpecError, UsageError
 from specbatch.schemas.policies import (
@@ -52,11 +56,12 @@ def said(verdict: Verdict, policy: str = "p") -> Ruled:
         ({"use": "judge"}, "needs prompt"),
         ({"use": "judge", "prompt": "is it good?"}, "{text}"),
         ({"use": "judge", "prompt": "{text}", "verdict": "redact"}, "only patterns redact"),
-        ({"use": "own", "patterns": {"a": "b"}}, "only policy patterns has patterns"),
-        ({"use": "own", "prompt": "{text}"}, "only policy judge has prompt"),
+        ({"use": "own", "patterns": {"a": "b"}}, "goes with `use: patterns`"),
+        ({"use": "own", "prompt": "{text}"}, "goes with `use: judge`"),
         ({"use": "own", "verdict": "allow"}, "redact"),
         ({"use": "own", "on_error": "redact"}, "allow"),
         ({"use": "patterns", "patterns": {"a": "b"}, "options": {"c": 1}}, "takes no options"),
+        ({"use": "judge", "prompt": "{text} {promt}"}, "{promt}"),
         ({"use": "a name"}, "pattern"),
         ({"use": "own", "timeout_sec": 0}, "greater than 0"),
     ],
@@ -117,11 +122,11 @@ def test_a_pattern_that_re2_does_not_take_is_named() -> None:
 
 # --- the judge ------------------------------------------------------------------------------------
 def test_the_question_has_the_text_in_its_place_and_nothing_in_the_text_s() -> None:
-    spec = PolicySpec.model_validate({"use": "judge", "prompt": "{prompt} >> {text} << {other}"})
+    spec = PolicySpec.model_validate({"use": "judge", "prompt": "{prompt} >> {text} << {Other}"})
     asked = question(
         spec, replace(GIVEN, text="{prompt} {text}</s>"), lambda t: t.replace("</s>", "")
     )
-    assert asked == "a prompt >> {prompt} {text} << {other}"
+    assert asked == "a prompt >> {prompt} {text} << {Other}"
 
 
 @pytest.mark.parametrize(
@@ -170,13 +175,14 @@ def test_an_allowed_completion_is_as_it_was() -> None:
     assert replace(as_ruled(whole, [said(ALLOWED)]), rulings=()) == whole
 
 
-def test_calls_that_a_redaction_broke_are_no_calls() -> None:
-    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
-    record = completion(1, text=call, finish_reason=FinishReason.TOOL_CALLS)
-    kept = as_ruled(record, [said(Verdict.redact(call))])
-    assert kept.finish_reason is FinishReason.TOOL_CALLS
-    broken = as_ruled(record, [said(Verdict.redact("[CALL]"))])
-    assert broken.finish_reason is FinishReason.STOP
+def test_a_redaction_that_breaks_the_form_says_so() -> None:
+    form = orjson.dumps({"type": "json_object"}).decode()
+    record = completion(1, text='{"a": 1}', finish_reason=FinishReason.STOP)
+    kept = with_form(as_ruled(record, [said(Verdict.redact('{"a": "[X]"}'))]), form)
+    assert (kept.error, kept.finish_reason) == (None, FinishReason.STOP)
+    broken = with_form(as_ruled(record, [said(Verdict.redact('{"a": [X]}'))]), form)
+    assert broken.is_malformed
+    assert with_form(record, form) == record, "it was judged before"
 
 
 def test_the_log_counts_all_and_names_what_was_not_allowed() -> None:
@@ -195,7 +201,7 @@ def test_the_log_counts_all_and_names_what_was_not_allowed() -> None:
 
 # --- processes ------------------------------------------------------------------------------------
 MODULE = """
-import os, time
+import os, re, threading, time
 from specbatch import Verdict
 
 if os.environ.get("BREAKS_ON_IMPORT"):
@@ -208,12 +214,22 @@ def check(given, do="allow"):
         time.sleep(3600)
     if do == "die":
         os._exit(3)
+    if do == "exit":
+        raise SystemExit(given.text)
+    if do == "fork":
+        os.fork()
+        return Verdict.block(given.text.replace(" ", "-"))
+    if do == "busy":
+        threading.Timer(0.2, re.match, (r"(a+)+$", "a" * 40 + "b")).start()
+        return Verdict.allow()
+    if do == "of the text":
+        return Verdict(given.text)
     if do == "half a character":
         return Verdict.redact("\\ud800")
     if do == "no character":
         return Verdict.redact("a\\0b")
     if do == "too long":
-        return Verdict.redact("x" * (17 << 20))
+        return Verdict.redact("x" * (33 << 20))
     if do == "own kind":
         class Own(Verdict):
             pass
@@ -239,12 +255,13 @@ def hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HookProces
 
 def test_one_process_serves_until_it_fails(hook: HookProcess) -> None:
     first = hook.judge(GIVEN, {"do": "pid"}, 60).code
+    gone = ended(int(first))
     assert hook.judge(GIVEN, {"do": "pid"}, 60).code == first
     with pytest.raises(HookFailedError, match=r"no answer in 0\.2 s"):
         hook.judge(GIVEN, {"do": "hang"}, 0.2)
     second = hook.judge(GIVEN, {"do": "pid"}, 60).code
     assert second != first
-    assert not Path(f"/proc/{first}").exists(), "what hangs is ended"
+    assert gone(), "what hangs is ended"
     with pytest.raises(HookFailedError, match="its process ended"):
         hook.judge(GIVEN, {"do": "die"}, 60)
     with pytest.raises(HookFailedError, match=r"raised RuntimeError$") as caught:
@@ -253,11 +270,15 @@ def test_one_process_serves_until_it_fails(hook: HookProcess) -> None:
     with pytest.raises(HookFailedError, match="TypeError"):
         hook.judge(GIVEN, {"unknown": 1}, 60)
     assert hook.judge(GIVEN, {"do": "own kind"}, 60) == Verdict.redact("short")
-    with pytest.raises(HookFailedError, match="an invalid verdict: UnicodeEncodeError"):
+    with pytest.raises(HookFailedError, match="verdict is invalid: UnicodeEncodeError"):
         hook.judge(GIVEN, {"do": "half a character"}, 60)
-    with pytest.raises(HookFailedError, match="an invalid verdict: ValueError"):
+    with pytest.raises(HookFailedError, match="verdict is invalid: ValueError"):
         hook.judge(GIVEN, {"do": "no character"}, 60)
-    with pytest.raises(HookFailedError, match="more than 16 MiB"):
+    with pytest.raises(HookFailedError, match="raised ValueError"):
+        hook.judge(GIVEN, {"do": "of the text"}, 60)
+    with pytest.raises(HookFailedError, match="raised SystemExit"):
+        hook.judge(GIVEN, {"do": "exit"}, 60)
+    with pytest.raises(HookFailedError, match="too long"):
         hook.judge(GIVEN, {"do": "too long"}, 60)
     assert hook.version == "our-hook 2.0"
 
@@ -279,10 +300,61 @@ def test_who_waits_when_the_worker_ends_gets_no_verdict(hook: HookProcess) -> No
             waiting.result(60)
 
 
+def test_a_policy_that_forks_answers_once(hook: HookProcess) -> None:
+    for word in ("one", "two", "three"):
+        assert hook.judge(replace(GIVEN, text=word), {"do": "fork"}, 60) == Verdict.block(word)
+
+
+def test_a_policy_that_does_not_read_its_question_is_late(hook: HookProcess) -> None:
+    hook.judge(GIVEN, {"do": "busy"}, 60)
+    with pytest.raises(HookFailedError, match=r"no answer in 1 s"):
+        while True:  # it is busy soon
+            hook.judge(replace(GIVEN, text="x" * 1_000_000), {}, 1)
+    assert hook.judge(GIVEN, {}, 60) == ALLOWED
+
+
+def ended(pid: int) -> Callable[[], bool]:
+    """Asks later whether that very process has ended, and waits for it for a while."""
+    file = os.pidfd_open(pid)
+    return lambda: bool(select.select([file], [], [], 60)[0])
+
+
+WORKER = """
+import sys
+from specbatch.pipeline.moderation.hooks import HookProcess
+from specbatch.schemas.policies import PolicyInput
+
+hook = HookProcess("ours")
+given = PolicyInput("a", "b", "c", None, "stop")
+hook.judge(given, {"do": "busy"}, 60)
+print(hook._process.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_policy_ends_with_a_worker_that_is_killed(hook: HookProcess, tmp_path: Path) -> None:
+    assert hook.name == "ours"
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    worker = subprocess.Popen(
+        [sys.executable, "-c", WORKER],
+        env=os.environ | {"PYTHONPATH": path},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with worker:
+        assert worker.stdout is not None
+        gone = ended(int(worker.stdout.readline()))
+        worker.kill()
+    assert gone()
+
+
 def test_a_policy_that_cannot_be_loaded_says_so_each_time(
     hook: HookProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BREAKS_ON_IMPORT", "1")
+    with pytest.raises(UsageError, match=r"`ours` of our-hook 2\.0 cannot be used: it cannot be"):
+        hook.load()
     for _ in range(2):
         with pytest.raises(HookFailedError, match=r"cannot be loaded: RuntimeError$"):
             hook.judge(GIVEN, {}, 60)

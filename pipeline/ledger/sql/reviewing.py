@@ -23,8 +23,9 @@ from specbatch.schemas.tables import Completion, Job
 
 
 def reviews(conn: Connection, job_id: str) -> Reviews:
-    report = conn.scalar(select(Job.report).where(Job.job_id == job_id)) or {}
-    if not report.get(HELD_BACK):  # else all of its completions would be looked at
+    job = conn.execute(select(Job.report, Job.purged_at).where(Job.job_id == job_id)).first()
+    # Else all of its completions would be looked at.
+    if job is None or job.purged_at is not None or not (job.report or {}).get(HELD_BACK):
         return NO_REVIEWS
     held = conn.execute(
         select(

@@ -8,13 +8,13 @@ from rich.table import Table
 
 from specbatch.pipeline.observe.terminal.progress import INTERRUPTED
 from specbatch.schemas.job_progress import JobProgress
-from specbatch.schemas.policies import Ruling, in_report
+from specbatch.schemas.policies import NO_VERDICT, Ruling, in_report
 from specbatch.schemas.records import JobRow, JobState, Verification
 
 _RULED = {
     Ruling.REDACT: "redacted",
     Ruling.BLOCK: "blocked",
-    Ruling.REVIEW: "held back for review",
+    Ruling.REVIEW: "held back for review at first",
 }
 
 
@@ -77,6 +77,8 @@ def summary_rows(summary: JobSummary) -> list[tuple[str, str]]:
     if any(ruled.values()):
         shown = ", ".join(f"{count:,} {said}" for said, count in ruled.items() if count)
         rows.append(("outputs by content policies", shown))
+    if failed := int(report.get(NO_VERDICT, 0)):
+        rows.append(("outputs that a policy gave no verdict on", f"{failed:,}; the log says why"))
     if reused := int(report.get("reused", 0)):
         saved = f"${report.get('reuse_saved_usd', 0.0):.6f} when they were computed"
         rows.append(("outputs reused", f"{reused:,}; {saved}"))
