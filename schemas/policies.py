@@ -37,7 +37,7 @@ class PolicyInput:
     """One finished completion, as a policy sees it."""
 
     text: str  # as it would be published
-    prompt: str  # what the model has read, special tokens included
+    prompt: str  # what the model has read, without special tokens
     row_id: str
     tag: str | None
     finish_reason: str
@@ -189,11 +189,6 @@ class PolicySpec(BaseModel):
         if self.use in of and self.options:
             raise ValueError(f"policy {self.use} takes no options")
         return self
-
-    @property
-    def is_installed(self) -> bool:
-        """Whether a package offers it."""
-        return self.use not in (PATTERNS, JUDGE)
 
     @property
     def if_met(self) -> Ruling:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 
 from specbatch.pipeline.engines.contract import Completion, Engines, Request, Ticket
+from specbatch.pipeline.inputs.contract import RowError
 from specbatch.pipeline.moderation import judge
 from specbatch.pipeline.moderation.hooks import HookFailedError, Hooks
 from specbatch.pipeline.moderation.outcome import as_ruled, with_form, without_text
@@ -123,7 +124,7 @@ class Moderation:
     ) -> list[tuple[Place, Ruled, int]]:
         """By completion: the verdict, and the units of device time that it took."""
         if policy.use == JUDGE:
-            return self._by_verifier(name, policy, given)
+            return self._by_verifier(name, policy, given) if given else []
         if policy.use == PATTERNS:
             patterns = Patterns(policy)
             version_ = patterns.version
@@ -146,7 +147,11 @@ class Moderation:
         asked = [judge.question(policy, one, plain) for one in given.values()]
         with_template = tokenizer.has_chat_template
         if with_template:
-            asked = [tokenizer.render([{"role": "user", "content": text}]) for text in asked]
+            try:
+                asked = [tokenizer.render([{"role": "user", "content": text}]) for text in asked]
+            except RowError as error:  # the template takes no such chat
+                _log_failures(name, policy, self.job.job_id, len(given), error.code)
+                return [(p, Ruled(name, "", policy.if_failed), 0) for p in given]
         prompts = tokenizer.encode_batch(asked, special=not with_template)
         service = self.engines.service(self.spec.engine)
         grammar = tokenizer.grammar(judge.ANSWER.form, self.engines.model.vocab_size)

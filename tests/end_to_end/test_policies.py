@@ -174,6 +174,15 @@ def test_the_verifier_judges_and_its_time_is_the_row_s(night: Night) -> None:
     assert night.store.progress(first.job.job_id).cost_usd == pytest.approx(spent)
 
 
+def test_a_judge_behind_a_pattern_that_blocks_all_is_asked_nothing(night: Night) -> None:
+    any_text = {"use": "patterns", "patterns": {"any": "(?s)."}}
+    judge = {"use": "judge", "prompt": "Is this rude? {text}"}
+    with night.worker(draft=None):
+        done = night.run(more={"policies": [any_text, judge, judge]})
+    assert {row["finish_reason"] for row in published(done).values()} == {"blocked"}
+    assert [by["policy"] for by in logged(night, done)[0]["policies"]] == ["patterns"]
+
+
 @pytest.mark.usefixtures("package")
 def test_a_policy_that_is_not_installed_fails_its_groups_by_name(night: Night) -> None:
     with night.worker(draft=None), pytest.raises(AssertionError, match="no row could be"):
