@@ -35,7 +35,7 @@ pytestmark = pytest.mark.pipeline  # starts processes
 
 def test_commands_and_options_are_completed(folder: Path) -> None:
     assert completions(folder, "specbatch ") == list(SENTENCES)
-    assert completions(folder, "specbatch re") == ["results", "report", "retry", "replay"]
+    assert completions(folder, "specbatch re") == ["results", "report", "retry", "review", "replay"]
     assert completions(folder, "specbatch results --h") == ["--head", "--help"]
     assert completions(folder, "specbatch worker ")[:2] == ["ingest", "propose"]
     assert completions(folder, "submit-job --tempe", "submit-job") == ["--temperature"]
