@@ -31,7 +31,7 @@ from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelPro
 from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.schemas.provenance import NO_TICKS, Ticks
-from specbatch.schemas.records import FinishReason, Origin, SamplingParams
+from specbatch.schemas.records import WITHHELD, FinishReason, Origin, SamplingParams
 from support.models import TinyPair
 
 
@@ -55,7 +55,7 @@ class Gossip(Proposer):
 
 
 TEMPLATES = make_prompts(2, 70, 70, seed=70)
-CALLS = FinishReason.TOOL_CALLS  # recording says so, no engine
+BY_ENGINES = set(FinishReason) - {FinishReason.TOOL_CALLS, *WITHHELD}  # recording says the others
 
 
 def random_request(generator: random.Random, index: int, verifier: Path) -> Request:
@@ -249,7 +249,11 @@ def happened_in(one: Bench) -> Counter[str]:
                 isinstance(p._proposer, DraftModelProposer) and p.pass_time.observations > 0
                 for p in one.engine._speculator.proposers
             ),
-            **{reason.value: cut_short.count(reason) for reason in FinishReason if reason != CALLS},
+            **{
+                reason.value: cut_short.count(reason)
+                for reason in FinishReason
+                if reason in BY_ENGINES
+            },
         }
     )
 
