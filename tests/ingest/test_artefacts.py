@@ -50,7 +50,7 @@ def test_every_field_of_a_record_has_its_column() -> None:
         names = {field.name for field in fields(record)}
         if record is CompletionRecord:  # these two lie flat
             names = names - {"provenance", "ticks"} | set(completion_rows.PROVENANCE)
-            names -= {"receipt", "rulings"}  # made when it is stored; of a group, beside the columns
+            names -= {"receipt", "rulings"}  # made when it is stored; beside the columns
         if record is DraftBlock:
             names -= {"proposer"}  # of all of them: beside the columns
         assert names == set(schema.names)
