@@ -133,14 +133,13 @@ def _list(
     several = any(sample for _, sample in reviews.held)
     for place in reviews.pending:
         one, why = found.get(place), reviews.held[place].why
-        called = f"{place[0]}/{place[1]}" if several else f"{place[0]}"
         if json:
             number, sample = place
             known = {"row_index": number, "sample_index": sample, "why": why}
             say_json(known | {"id": one and one.row_id, "text": one and one.text})
         else:
             named = f" ({one_line(one.row_id)})" if one else ""
-            say(f"row {called}{named}: {why}")
+            say(f"row {_called(place, several)}{named}: {why}")
             say(f"    {one_line(one.text) if one else UNREAD}")
     if not json:
         waiting = len(reviews.pending)
@@ -160,9 +159,10 @@ def waiting_line(row: JobRow, reviews: Reviews) -> str | None:
     )
 
 
-def _called(place: Place) -> str:
+def _called(place: Place, several: bool = False) -> str:
+    """As the options take it. `several`: prompts have several completions."""
     row, sample = place
-    return f"{row}/{sample}" if sample else f"{row}"
+    return f"{row}/{sample}" if sample or several else f"{row}"
 
 
 def _say_decided(row: JobRow, decided: Mapping[Place, Decided], json: bool) -> None:

@@ -11,6 +11,15 @@ from specbatch.schemas.privacy import NOT_KEPT
 from specbatch.schemas.records import CompletionRecord, FinishReason
 
 
+def published_as(
+    record: CompletionRecord, whole: str, ruled: Sequence[Ruled], form: str
+) -> CompletionRecord:
+    """The completion as it is published after these verdicts. `whole`: the text of all its tokens.
+    No policy has seen what stands behind a stop string, so its tokens go."""
+    left = with_form(as_ruled(record, ruled), form)
+    return left if record.text == whole else replace(without_text(left), text=left.text)
+
+
 def as_ruled(record: CompletionRecord, ruled: Sequence[Ruled]) -> CompletionRecord:
     """The completion as it may be published. What a policy objected to is in none of its fields:
     counts, times, costs and the log-probabilities of its tokens stay, tokens and drafts do not."""

@@ -102,7 +102,7 @@ def held_completions(
         return {}
     from specbatch.pipeline.engines.models.model_folder import inspect_model
     from specbatch.pipeline.inputs.tokenizer import TextTokenizer
-    from specbatch.pipeline.stages.private_results import held_back
+    from specbatch.pipeline.stages.whole_results import held_back
 
     try:
         spec = spec_of(job)

@@ -34,8 +34,8 @@ from specbatch.pipeline.stages import spans
 from specbatch.pipeline.stages.attempt import attempt, begin
 from specbatch.pipeline.stages.context import StageContext
 from specbatch.pipeline.stages.kept_columns import pinned_files
-from specbatch.pipeline.stages.private_results import put_rejected
 from specbatch.pipeline.stages.readings import Reading
+from specbatch.pipeline.stages.whole_results import put_rejected
 from specbatch.schemas.records import JobRow, JobWork, Stage
 from specbatch.schemas.spec import CONTEXT_TOKENS, JobSpec
 

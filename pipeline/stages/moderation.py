@@ -17,7 +17,7 @@ from specbatch.pipeline.engines.contract import Completion, Engines, Request, Ti
 from specbatch.pipeline.inputs.contract import RowError
 from specbatch.pipeline.moderation import judge
 from specbatch.pipeline.moderation.hooks import HookFailedError, Hooks
-from specbatch.pipeline.moderation.outcome import as_ruled, with_form, without_text
+from specbatch.pipeline.moderation.outcome import published_as, without_text
 from specbatch.pipeline.moderation.patterns import Patterns
 from specbatch.pipeline.policy.costs.pricing import cost_units
 from specbatch.pipeline.runtime.tokenizers import Tokenizers
@@ -248,14 +248,13 @@ def with_rulings(
     spec: JobSpec,
 ) -> list[CompletionRecord]:
     """The records as the policies have left them. Where a tenant's texts are not kept, nobody could
-    review them later: then they are blocked. `texts` are of all their tokens: no policy has seen
-    what stands behind a stop string, so such tokens go.
+    review them later: then they are blocked. `texts` are of all their tokens.
 
     Raises `ObjectError` for a completion that no policy has seen, though its job has some.
     """
     if not spec.policies:
         return list(records)
-    done, by_index = [], {row.row_index: row for row in rows}
+    done, forms = [], forms_of(rows, spec)
     for record, whole in zip(records, texts, strict=True):
         ruled = rulings.get(_place(record))
         if record.finish_reason not in FINISHED:  # whatever it wrote, nobody has judged it
@@ -266,12 +265,14 @@ def with_rulings(
                 f"the verdicts of the job's policies on row {record.row_index} are not in its "
                 "results; the workspace was damaged"
             )
-        form = spec.sampling.params(dict(by_index[record.row_index].overrides)).form
-        left = with_form(as_ruled(record, [_for_kept_texts(one, job) for one in ruled]), form)
-        if record.text != whole:
-            left = replace(without_text(left), text=left.text)
-        done.append(left)
+        kept = [_for_kept_texts(one, job) for one in ruled]
+        done.append(published_as(record, whole, kept, forms[record.row_index]))
     return done
+
+
+def forms_of(rows: Sequence[PromptRow], spec: JobSpec) -> dict[int, str]:
+    """By row, what its outputs are held to (`SamplingParams.form`)."""
+    return {row.row_index: spec.sampling.params(dict(row.overrides)).form for row in rows}
 
 
 def is_for_review(ruled: Sequence[Ruled]) -> bool:

@@ -15,10 +15,10 @@ from specbatch.pipeline.stages.context import StageContext
 from specbatch.pipeline.stages.draft_models import GroupModels
 from specbatch.pipeline.stages.group_report import group_report
 from specbatch.pipeline.stages.moderation import Moderation, policy_report, with_rulings
-from specbatch.pipeline.stages.private_results import put_kept
 from specbatch.pipeline.stages.requests import Drafts, records_of, row_and_sample
 from specbatch.pipeline.stages.reuse import NO_REUSE, Reuse, reuse_report
 from specbatch.pipeline.stages.texts import with_text
+from specbatch.pipeline.stages.whole_results import put_kept
 from specbatch.pipeline.storage.artefacts import ReuseNotes, Rulings
 from specbatch.schemas.records import CompletionRecord, GroupWork, JobRow, PromptRow
 from specbatch.schemas.spec import JobSpec

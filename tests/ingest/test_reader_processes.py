@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
-import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +22,7 @@ from specbatch.pipeline.inputs.limited import KilledError, LimitedProcess, Limit
 from specbatch.pipeline.inputs.sources import open_source
 from specbatch.pipeline.inputs.templates import ChatTemplate
 from specbatch.pipeline.storage.objects import Objects
-from support.peak_memory import below, children
+from support.peak_memory import below, children, ended
 
 pytestmark = pytest.mark.pipeline  # starts processes
 
@@ -44,18 +42,6 @@ def write(path: Path, rows: int = 40, row_group: int = 10) -> Path:
     )
     pq.write_table(table, path, row_group_size=row_group)
     return path
-
-
-def ended(pid: int) -> Callable[[], bool]:
-    """Asks later whether that very process has ended, and waits for it for a while."""
-    file = os.pidfd_open(pid)
-
-    def has_ended() -> bool:
-        ready = select.select([file], [], [], WAIT_SEC)[0]
-        os.close(file)
-        return bool(ready)
-
-    return has_ended
 
 
 @pytest.fixture

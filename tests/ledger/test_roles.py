@@ -23,7 +23,7 @@ from specbatch.schemas.errors import StoreError
 from specbatch.schemas.exports import ExportKind, ExportOrder
 from specbatch.schemas.policies import HELD_BACK, Decided
 from specbatch.schemas.provenance import Ticks
-from specbatch.schemas.records import FinishReason, JobState, RejectedRow, Stage
+from specbatch.schemas.records import FinishReason, JobState, Lease, RejectedRow, Stage
 from specbatch.schemas.registry import DeployScope, NewModel, PairTrial
 from specbatch.schemas.rollouts import Observed, Outcome
 from specbatch.schemas.speculation import AcceptanceCount, Decision, DecisionAction
@@ -213,6 +213,15 @@ def test_an_operator_moves_a_job_to_another_numeric_class(login: Login) -> None:
         assert worker.claim_next(Stage.VERIFY, "big", WHO, LEASE_SEC, serving(TORCH))
 
 
+def planned(operator: SqlStore, worker: SqlStore) -> Lease:
+    """A job of one group, which is verified; its lease to record it."""
+    operator.create_job(new_job())
+    lease = claim_job(worker, Stage.INGEST, WHO).lease
+    worker.add_groups(lease, [new_group(0)], [], 4, position(4))
+    worker.finish_ingest(lease, 4, {})
+    return verified(worker, 0, WHO)
+
+
 def test_an_operator_writes_no_results(login: Login) -> None:
     url = login(OPERATOR)
     for column in ("prompts", "drafts", "results", "source", "completions"):
@@ -222,11 +231,7 @@ def test_an_operator_writes_no_results(login: Login) -> None:
     for table in ("completions", "groups", "rejected_rows", "decisions", "machine_knowledge"):
         assert refused(url, f"INSERT INTO {table} DEFAULT VALUES"), table
     with store_of(login(OPERATOR)) as operator, store_of(login(WORKER)) as worker:
-        operator.create_job(new_job())
-        lease = claim_job(worker, Stage.INGEST, WHO).lease
-        worker.add_groups(lease, [new_group(0)], [], 4, position(4))
-        worker.finish_ingest(lease, 4, {})
-        mine = verified(worker, 0, WHO)
+        mine = planned(operator, worker)
         with pytest.raises(StoreError, match="permission denied"):
             operator.commit_group(mine, [completion(0)], NO_TIME, {})
         commit(worker, mine)
@@ -250,11 +255,7 @@ def test_an_operator_sees_figures_and_no_texts(login: Login) -> None:
 def test_an_operator_reviews_without_seeing_texts_and_nobody_else_does(login: Login) -> None:
     held = completion(0, finish_reason=FinishReason.REVIEW, error="held back", reused_from=None)
     with store_of(login(OPERATOR)) as operator, store_of(login(WORKER)) as worker:
-        operator.create_job(new_job())
-        lease = claim_job(worker, Stage.INGEST, WHO).lease
-        worker.add_groups(lease, [new_group(0)], [], 4, position(4))
-        worker.finish_ingest(lease, 4, {})
-        mine = verified(worker, 0, WHO)
+        mine = planned(operator, worker)
         worker.commit_group(mine, [held], NO_TIME, {HELD_BACK: 1.0})
         finish(worker, owner=WHO)
         assert operator.reviews(JOB).pending == [(0, 0)]

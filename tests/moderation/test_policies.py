@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from pydantic import ValidationError
 from specbatch.pipeline.audit.entries import ruled
 from specbatch.pipeline.moderation.hooks import HookFailedError, HookProcess
 from specbatch.pipeline.moderation.judge import question, verdict_of
-from specbatch.pipeline.moderation.outcome import as_ruled, with_form
+from specbatch.pipeline.moderation.outcome import as_ruled, published_as, with_form
 from specbatch.pipeline.moderation.patterns import Patterns
 from specbatch.schemas.errors import RequestCancelledError, SpecError, UsageError
 from specbatch.schemas.policies import (
@@ -39,6 +38,7 @@ from specbatch.schemas.policies import (
 from specbatch.schemas.privacy import NOT_KEPT
 from specbatch.schemas.records import FinishReason, TopLogprobs
 from specbatch.schemas.spec import load_spec
+from support.peak_memory import ended
 
 GIVEN = PolicyInput("a text", "a prompt", "7", None, "stop")
 VERDICTS = [ALLOWED, Verdict.redact("[X]"), Verdict.review("odd"), Verdict.block("bad")]
@@ -185,6 +185,14 @@ def test_a_redaction_that_breaks_the_form_says_so() -> None:
     assert with_form(record, form) == record, "it was judged before"
 
 
+def test_tokens_behind_a_stop_string_go_whoever_allowed_the_text() -> None:
+    record = completion(1, text="a b")
+    assert published_as(record, "a b", [said(ALLOWED)], "").token_ids == record.token_ids
+    cut = published_as(record, "a b and a secret", [], "")
+    assert (cut.text, set(cut.token_ids)) == ("a b", {NOT_KEPT})
+    assert cut.finish_reason is record.finish_reason
+
+
 def test_the_log_counts_all_and_names_what_was_not_allowed() -> None:
     records = [
         as_ruled(completion(row), [said(ALLOWED, "q"), said(verdict)])
@@ -311,12 +319,6 @@ def test_a_policy_that_does_not_read_its_question_is_late(hook: HookProcess) -> 
     with pytest.raises(HookFailedError, match=r"no answer in 1 s"):
         list(iter(lambda: hook.judge(long, {}, 1), None))  # it is busy soon
     assert hook.judge(GIVEN, {}, 60) == ALLOWED
-
-
-def ended(pid: int) -> Callable[[], bool]:
-    """Asks later whether that very process has ended, and waits for it for a while."""
-    file = os.pidfd_open(pid)
-    return lambda: bool(select.select([file], [], [], 60)[0])
 
 
 WORKER = """

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from ledger.builders import JOB, NO_TIME, completion, new_group, new_job, position
 
-from specbatch.pipeline.stages.private_results import (
+from specbatch.pipeline.stages.whole_results import (
     put_kept,
     put_rejected,
     recorded,

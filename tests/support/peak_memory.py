@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from support.tree import ROOT
+
+_WAIT_SEC = 60.0
 
 EVERY_SEC = 0.02
 _PAGE_MIB = 4096 / (1 << 20)
@@ -73,6 +77,18 @@ def _own_mib(pid: int) -> float:
     except (OSError, ValueError):
         return 0.0
     return (int(resident) - int(shared)) * _PAGE_MIB
+
+
+def ended(pid: int) -> Callable[[], bool]:
+    """Asks later whether that very process has ended, and waits for it for a while."""
+    file = os.pidfd_open(pid)
+
+    def has_ended() -> bool:
+        ready = select.select([file], [], [], _WAIT_SEC)[0]
+        os.close(file)
+        return bool(ready)
+
+    return has_ended
 
 
 def below(pid: int) -> set[int]:

@@ -20,8 +20,8 @@ from typing import Any
 import orjson
 
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.pipeline.moderation.outcome import as_ruled
-from specbatch.pipeline.stages.moderation import is_for_review, with_rulings
+from specbatch.pipeline.moderation.outcome import published_as
+from specbatch.pipeline.stages.moderation import forms_of, is_for_review, with_rulings
 from specbatch.pipeline.stages.text_stop import Decode
 from specbatch.pipeline.stages.texts import with_text
 from specbatch.pipeline.storage.artefacts import (
@@ -110,15 +110,16 @@ def held_back(
         if index not in groups:
             continue
         try:
-            records, _, _, rulings = files.read(index, prompts, results)
+            records, texts, rows, rulings = files.read(index, prompts, results)
         except ObjectError as error:
             log.error("texts of job %s, group %d, are lost: %s", job.job_id, index, error)
             continue
-        for record in records:
+        forms = forms_of(rows, spec)
+        for record, whole in zip(records, texts, strict=True):
             place = (record.row_index, record.sample_index)
             if place in places:
                 others = [r for r in rulings[place] if r.verdict.ruling is not Ruling.REVIEW]
-                found[place] = as_ruled(record, others)
+                found[place] = published_as(record, whole, others, forms[record.row_index])
     return found
 
 
