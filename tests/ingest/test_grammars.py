@@ -246,6 +246,45 @@ def test_forced_tokens_are_allowed_one_by_one(form: str) -> None:
             state.append(token)
 
 
+def _same_masks(made: Grammars, form: str, seed: int) -> int:
+    """Masks along an output, of a state that knows what is forced and of one that does not; how
+    many forced tokens were alone in theirs."""
+    grammar, alone = made.of(form), 0
+    ends = grammar.end_ids
+    written = walk(grammar, random.Random(seed), 60, closing_ids(), ends).token_ids
+    knows, does_not = grammar.begin(), grammar.begin()
+    for token in written:
+        forced = list(knows.forced())
+        for draft in (forced, forced[:1], [*forced[:2], token], list(written[-3:])):
+            rows = [
+                masks(s, draft, len(draft) + 1, vocab=made.vocab_size) for s in (knows, does_not)
+            ]
+            assert np.array_equal(*rows)
+            later = [masks(s, draft, 1, len(draft), made.vocab_size) for s in (knows, does_not)]
+            assert np.array_equal(*later)
+        alone += len(forced)
+        if token in ends:
+            break
+        knows.append(token)
+        does_not.append(token)
+    return alone
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["2,048 tokens", "large"])
+def test_what_is_forced_is_alone_in_its_mask_which_is_not_computed(large: bool) -> None:
+    made = of_large() if large else of_demo()
+    forms = [canonical(form) for form in FORMS.values()]
+    forms += [case.response_format for case in cases(60, seed=3)]
+    alone = 0
+    for seed, form in enumerate(forms):
+        try:
+            made.of(form)
+        except GrammarError:
+            continue
+        alone += _same_masks(made, form, seed)
+    assert alone > 1000
+
+
 def test_what_is_forced_is_written_as_the_tokenizer_writes_it() -> None:
     forced = list(compiled(FORMS["call"]).begin().forced())
     assert text_of(forced).startswith('{"name": "get_weather_forecast", "city":')
