@@ -42,6 +42,8 @@ SENTENCES = {
     "work.",
     "review": "List the completions of a job that policies hold back for review; release or block "
     "them.",
+    "spot-check": "Let another model write a share of a job's rows again, and tell how many are "
+    "the same.",
     "drafting": "Switch drafting off while jobs run, for everything or a part; switch it on again; "
     "list both.",
     "models": "Register draft models, promote one for all or some rows, roll back, retire; list "

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.privacy.tenants import Privacy
-from specbatch.schemas.errors import MissingExtraError, SpecbatchError
+from specbatch.schemas.errors import MissingExtraError, ModelError, SpecbatchError
 from specbatch.schemas.extras import require_engine_extra
 from specbatch.schemas.fingerprint import Models
 from specbatch.schemas.policies import Place, Reviews
@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # the light install has no torch and no pyarrow
     from specbatch.pipeline.operations.export import Exporter
     from specbatch.pipeline.operations.replay import Replays
     from specbatch.pipeline.operations.results import Results
+    from specbatch.pipeline.operations.spot_checks import SpotChecks
     from specbatch.pipeline.storage.objects import Objects
 
 log = logging.getLogger(__name__)
@@ -173,6 +174,26 @@ def make_results(settings: Settings, store: Store, job: JobRow) -> Results:
     from specbatch.pipeline.operations.results import results_of
 
     return results_of(store, _objects(settings), job)
+
+
+def make_spot_checks(settings: Settings, store: Store) -> SpotChecks:
+    """What checks jobs by lot. Raises `MissingExtraError`."""
+    _require_arrow("spot checks need", "check where the workers are")
+    from specbatch.pipeline.operations.spot_checks import SpotChecks
+
+    return SpotChecks(store, _objects(settings))
+
+
+def check_share_a_vocabulary(first: str, second: str) -> None:
+    """Raise `ModelError` for two models of different tokens, as far as their files are here."""
+    from specbatch.pipeline.engines.models.model_folder import check_pair, inspect_model
+
+    try:
+        folders = inspect_model(first), inspect_model(second)
+    except ModelError as error:
+        log.info("models are not compared before the check: %s", error)
+        return
+    check_pair(*folders)
 
 
 def _require_arrow(what: str, otherwise: str) -> None:

@@ -45,3 +45,15 @@ def interval(value: float, influences: Sequence[float]) -> Interval:
         return Interval(value, -math.inf, math.inf)
     half = _Z * math.sqrt(sum(moved * moved for moved in influences) * n / (n - 1))
     return Interval(value, value - half, value + half)
+
+
+def share_of(part: int, whole: int) -> Interval:
+    """Of a share of independent things that were drawn: Wilson's interval, which also holds near 0
+    and 1 (Wilson 1927, J. Am. Stat. Assoc. 22)."""
+    if not whole:
+        return Interval(math.nan, math.nan, math.nan)
+    share, squared = part / whole, _Z * _Z
+    middle = (share + squared / (2 * whole)) / (1 + squared / whole)
+    reach = math.sqrt(share * (1 - share) / whole + squared / (4 * whole * whole))
+    reach *= _Z / (1 + squared / whole)
+    return Interval(share, max(0.0, middle - reach), min(1.0, middle + reach))

@@ -22,6 +22,7 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
                 "nights-that-teach",
                 "policies",
                 "reuse",
+                "spot-checks",
                 "look-at-jobs",
                 "report",
                 "notifications",

@@ -1,0 +1,189 @@
+"""`specbatch spot-check JOB --by MODEL`: how often a larger model would have written the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specbatch.jobs.cli import options as o
+from specbatch.jobs.cli.connect import check_broker, client, load_settings
+from specbatch.jobs.cli.console import complain, if_interrupted, remark, say, say_json, stored
+from specbatch.jobs.cli.outcome import leave
+from specbatch.pipeline.bootstrap import make_store
+from specbatch.pipeline.operations.tools import check_share_a_vocabulary, make_spot_checks
+from specbatch.pipeline.runtime.client import Client
+from specbatch.schemas.errors import UsageError
+from specbatch.schemas.records import JobRow
+from specbatch.schemas.settings import Settings
+from specbatch.schemas.spec import model_ref, spec_of
+from specbatch.schemas.visible import one_line
+
+if TYPE_CHECKING:  # the light install has no pyarrow
+    from specbatch.pipeline.operations.spot_checks import Agreement, Checked, Lot, SpotChecks
+
+BELOW = 1  # the exit code of a check that found less agreement than was asked for
+
+
+def spot_check(
+    job: o.JobId,
+    by: Annotated[
+        str,
+        typer.Option("--by", help="the model that checks: a folder, or a hub id", metavar="MODEL"),
+    ],
+    share: Annotated[
+        float, typer.Option("--share", help="of the rows, drawn by lot", min=0.0, max=1.0)
+    ] = 0.05,
+    seed: Annotated[int, typer.Option("--seed", help="of the lot", min=0)] = 0,
+    flag: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--flag",
+            help="NAME=REGEX (RE2): check all rows whose text has it; repeat for more",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output", help="default: beside the job's, with -spot-check", show_default=False
+        ),
+    ] = None,
+    least: Annotated[
+        float | None,
+        typer.Option(
+            "--least",
+            help="exit with 1 if fewer percent of the drawn rows are the same",
+            min=0.0,
+            max=100.0,
+            show_default=False,
+        ),
+    ] = None,
+    local: o.Local = False,
+    wait: o.Wait = False,
+    timeout: o.Timeout = None,
+    json: o.Json = False,
+) -> None:
+    """Let another model write a share of a job's rows again, and tell how many are the same.
+
+    The check is a job of its own, with the same prompts, sampling and noise, and what the first job
+    wrote as drafts. Beside the rows of the lot it has those that lack their response format, and
+    those that a --flag finds. The same command again finds the same check. Exit codes: 0 checked
+    (or submitted), 1 fewer than --least are the same, else as `submit-job`.
+    """
+    settings = load_settings()
+    with client(settings) as c, closing(make_store(settings)) as store:
+        row = c.job(job)
+        checks = make_spot_checks(settings, store)
+        check = _check_of(
+            settings, c, checks, row, _lot(share, seed, flag or ()), by, output, local
+        )
+        with if_interrupted(stored(check.job_id)):
+            if not check.state.is_final:
+                _run(settings, c, check, local, wait, timeout)
+                check = c.job(check.job_id)
+        if not check.state.is_final:
+            remark(f"job {check.job_id} checks; the same command tells what it found once it ended")
+            say(check.job_id)
+            return
+        found = checks.found_by(row, check)
+    _tell(row, check, found, json)
+    if least is not None and not 100 * found.drawn.interval.value >= least:
+        complain(f"fewer than {least:g} % of the drawn rows are the same")
+        raise typer.Exit(BELOW)
+    leave(check)
+
+
+def _lot(share: float, seed: int, flags: Sequence[str]) -> Lot:
+    from specbatch.pipeline.operations.spot_checks import Lot
+
+    patterns: dict[str, str] = {}
+    for given in flags:
+        name, equals, pattern = given.partition("=")
+        if not (name and equals and pattern) or name in patterns:
+            raise UsageError(f"--flag {one_line(given)!r:.60} should be NAME=REGEX, each name once")
+        patterns[name] = pattern
+    return Lot(share, seed, patterns)
+
+
+def _check_of(
+    settings: Settings,
+    c: Client,
+    checks: SpotChecks,
+    row: JobRow,
+    lot: Lot,
+    by: str,
+    output: str | None,
+    local: bool,
+) -> JobRow:
+    """The job that checks, made now or by the same command before."""
+    from pathlib import Path
+
+    from specbatch.pipeline.operations.spot_checks import may_be_checked
+
+    may_be_checked(row)
+    model = model_ref(by, Path.cwd())
+    key = f"spot-check/{lot.digest(row.job_id, model)}"
+    known = c.find(row.tenant, key)
+    if known is not None:
+        remark(f"job {known.job_id} is this check, and {known.state}")
+        return known
+    check_share_a_vocabulary(row.verifier, model)
+    if not local:
+        check_broker(settings)
+    spec = checks.spec_of_check(row, lot, model, output).resolved(Path.cwd())
+    check, _ = c.submit(spec, key)
+    remark(f"job {check.job_id} checks job {row.job_id}")
+    return check
+
+
+def _run(
+    settings: Settings, c: Client, check: JobRow, local: bool, wait: bool, timeout: float | None
+) -> None:
+    if local:
+        from specbatch.jobs.cli.local import run_here
+
+        run_here(settings, spec_of(check), check, timeout, "run the same command again")
+    elif wait:
+        from specbatch.jobs.cli.remote import follow
+
+        follow(settings, c, check, spec_of(check), timeout)
+
+
+def _tell(row: JobRow, check: JobRow, found: Checked, json: bool) -> None:
+    from specbatch.pipeline.operations.spot_checks import as_json
+
+    if json:
+        say_json(as_json(row, check, found))
+        return
+    for line in _lines(row, check, found):
+        say(line)
+
+
+def _lines(row: JobRow, check: JobRow, found: Checked) -> Iterator[str]:
+    from specbatch.pipeline.operations.spot_checks import in_words
+
+    yield f"job {row.job_id} by {row.verifier}, checked by {check.verifier}"
+    yield f"drawn by lot: {_agreement(found.drawn)}"
+    if found.drawn.rows:
+        share = found.drawn.interval
+        yield f"  of all rows, between {share.low:.1%} and {share.high:.1%} are (95 %)"
+    if found.flagged.rows:
+        rules = ", ".join(f"{name} {count:,}" for name, count in sorted(found.flags.items()))
+        yield f"flagged: {_agreement(found.flagged)} ({rules})"
+    if found.unfinished:
+        yield f"not checked: {found.unfinished:,} rows that job {check.job_id} could not complete"
+    for difference in found.differences:
+        yield f"  {in_words(difference)}"
+
+
+def _agreement(of: Agreement) -> str:
+    if not of.rows:
+        return "no row"
+    alike = f"{of.tokens_alike / of.tokens:.1%}" if of.tokens else "none"
+    return (
+        f"{of.same:,} of {of.rows:,} rows are the same ({of.same / of.rows:.1%}); "
+        f"{alike} of the tokens come before a difference"
+    )

@@ -1,0 +1,324 @@
+"""Spot checks: a share of one model's outputs, written again by another.
+
+A job of a small model is cheap, and its outputs are its own. How often a larger model would have
+written the same is found out by a second job: rows that are drawn by lot, and those that a rule
+flags, with the same prompts, sampling and noise. Drawn rows alone tell the agreement; flagged ones
+are shown apart, as they are no sample.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.moderation.patterns import Patterns
+from specbatch.pipeline.operations.comparing import CONTEXT, Difference, named
+from specbatch.pipeline.outputs.prompt_file import PromptFile, input_values
+from specbatch.pipeline.policy.ratios import Interval, share_of
+from specbatch.pipeline.storage.objects import Objects, join
+from specbatch.pipeline.storage.prompts import in_order
+from specbatch.schemas.errors import UsageError
+from specbatch.schemas.policies import PATTERNS, PolicySpec, Ruling
+from specbatch.schemas.privacy import NOT_KEPT
+from specbatch.schemas.records import CompletionRecord, JobRow, PromptRow
+from specbatch.schemas.seeds import derive_seed
+from specbatch.schemas.spec import JobSpec, spec_of
+from specbatch.schemas.speculation import VOCABULARY
+
+MALFORMED = "malformed"  # why a row is flagged whose output has not the form it was asked for
+SHOWN = 10  # differences
+_BEFORE = 10  # characters of a text that are shown before its first difference
+_COLUMNS = (pa.field("drawn", pa.bool_(), nullable=False), pa.field("flag", pa.string()))
+_DROPPED = (  # what a check does not share with its job
+    *("deadline_sec", "budget_usd", "policies", "reuse_outputs", "reuse_check"),
+    *("model_fingerprint", "proposer", "speculation"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Lot:
+    """Which rows of a job are checked: a share by lot, and all that a pattern finds."""
+
+    share: float
+    seed: int = 0
+    patterns: Mapping[str, str] = field(default_factory=dict)  # RE2, by name
+
+    def digest(self, job_id: str, by: str) -> str:
+        """What two checks have in common that check the same rows by the same model."""
+        said = orjson.dumps([job_id, by, asdict(self)], option=orjson.OPT_SORT_KEYS)
+        return hashlib.sha256(said).hexdigest()[:16]
+
+    def draws(self, row_index: int) -> bool:
+        """Whether a row is drawn, whatever the others are."""
+        return derive_seed(self.seed, str(row_index)) < self.share * 2**63
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A row to check, and why."""
+
+    row: PromptRow
+    drawn: bool
+    flag: str | None  # the rule that found it
+
+
+@dataclass(frozen=True, slots=True)
+class SpotChecks:
+    """Makes checks of one store's jobs, and reads what they found."""
+
+    store: Store
+    objects: Objects
+
+    def spec_of_check(self, job: JobRow, lot: Lot, by: str, output: str | None = None) -> JobSpec:
+        """Write the prompts of a check, and say which job does it.
+
+        Raises `UsageError` for a job that cannot be checked, and where no row is drawn or flagged;
+        `ObjectError`.
+        """
+        spec = spec_of(job)
+        prompts = join(job.workspace_uri, f"spot-check-{lot.digest(job.job_id, by)}.parquet")
+        chosen = choose(self.store, self.objects, job, lot)
+        if not write_prompts(self.objects, prompts, chosen, spec.sampling.n):
+            raise UsageError(
+                f"no row of job {job.job_id} is drawn or flagged: ask for a larger share than "
+                f"{lot.share:.3g}, or try another seed"
+            )
+        where = output or f"{spec.output.uri.rstrip('/')}-spot-check"
+        return check_spec(spec, by, prompts, where)
+
+    def found_by(self, job: JobRow, check: JobRow) -> Checked:
+        """What a check that has ended found. Raises `UsageError` and `ObjectError`."""
+        one, other = (of.report.get(VOCABULARY) for of in (job, check))
+        if one != other:
+            raise UsageError(
+                f"`{job.verifier}` and `{check.verifier}` give other meanings to token ids: only "
+                "models with one tokenizer can check each other"
+            )
+        return compare_jobs(self.store, self.objects, job, check)
+
+
+def check_spec(spec: JobSpec, by: str, prompts: str, output: str) -> JobSpec:
+    """The spec of the job that checks: another verifier over a file of prompts."""
+    values = spec.model_dump(mode="json", exclude_defaults=True)
+    values = {name: value for name, value in values.items() if name not in _DROPPED}
+    engine = dict(values.get("engine") or {})
+    for of_the_other in ("numeric_class", "verifier_weights", "proposer_weights"):
+        engine.pop(of_the_other, None)
+    values |= {
+        "name": f"{spec.name}-spot-check",
+        "verifier": by,
+        "input": input_values(prompts),
+        "output": {"uri": output, "format": spec.output.format},
+        "engine": engine,
+    }
+    return JobSpec.model_validate(values)
+
+
+def may_be_checked(job: JobRow) -> None:
+    """Raise `UsageError` for a job whose rows cannot be written again."""
+    if not job.state.is_final:
+        raise UsageError(f"job {job.job_id} is still {job.state}: check it once it has ended")
+    if not job.privacy.is_full or job.purged_at is not None:
+        why = "was purged" if job.purged_at is not None else "is of a tenant whose are not kept"
+        raise UsageError(f"a check needs the prompts of job {job.job_id}, which {why}")
+
+
+# --- choosing rows -------------------------------------------------------------------------------
+def choose(store: Store, objects: Objects, job: JobRow, lot: Lot) -> Iterator[Chosen]:
+    """The rows to check, in order. Rows that failed, or whose tokens are not kept, are none.
+
+    Raises `UsageError` for a pattern that is none, and `ObjectError`.
+    """
+    flag = _Flags(lot.patterns)
+    prompts = in_order(objects, job, partial(store.prompts_of, job.job_id))
+    row = next(prompts, None)
+    by_row = groupby(store.completions(job.job_id, details=False), key=attrgetter("row_index"))
+    for row_index, found in by_row:
+        samples = list(found)
+        while row is not None and row.row_index < row_index:
+            row = next(prompts, None)
+        if row is None or row.row_index != row_index or not all(map(_can_be_checked, samples)):
+            continue
+        drawn, why = lot.draws(row_index), flag.of(samples)
+        if drawn or why is not None:
+            yield Chosen(row, drawn, why)
+
+
+def _can_be_checked(record: CompletionRecord) -> bool:
+    is_ours = not record.has_failed or record.is_malformed
+    return is_ours and not record.is_withheld and NOT_KEPT not in record.token_ids
+
+
+class _Flags:
+    """The rules that flag a row."""
+
+    def __init__(self, patterns: Mapping[str, str]) -> None:
+        spec = PolicySpec(use=PATTERNS, patterns=patterns) if patterns else None
+        self._patterns = Patterns(spec) if spec is not None else None
+
+    def of(self, samples: Iterable[CompletionRecord]) -> str | None:
+        for record in samples:
+            if record.is_malformed:
+                return MALFORMED
+            if self._patterns is not None:
+                verdict = self._patterns.judge(record.text)
+                if verdict.ruling is not Ruling.ALLOW:
+                    return verdict.code
+        return None
+
+
+def write_prompts(objects: Objects, uri: str, chosen: Iterable[Chosen], samples: int) -> int:
+    """Write the input of a check; returns how many rows it has. The same rows make the same file.
+
+    Raises `ObjectError`.
+    """
+    with objects.temp_folder() as folder:
+        path = folder / "spot-check.parquet"
+        with closing(PromptFile(path, samples, _COLUMNS)) as file:
+            for one in chosen:
+                file.add(one.row, drawn=one.drawn, flag=one.flag)
+        if file.rows:
+            objects.put_file(uri, path)
+        return file.rows
+
+
+# --- comparing -----------------------------------------------------------------------------------
+@dataclass(slots=True)
+class Agreement:
+    """How many rows both models wrote alike, in all their samples."""
+
+    rows: int = 0
+    same: int = 0
+    tokens: int = 0  # of the checked job's completions …
+    tokens_alike: int = 0  # … and of these, those before the first difference
+
+    @property
+    def interval(self) -> Interval:
+        """The share of equal rows, with its 95 % interval."""
+        return share_of(self.same, self.rows)
+
+
+@dataclass(slots=True)
+class Checked:
+    """What a check has found."""
+
+    drawn: Agreement = field(default_factory=Agreement)
+    flagged: Agreement = field(default_factory=Agreement)
+    flags: dict[str, int] = field(default_factory=dict)  # rows by rule
+    unfinished: int = 0  # rows that the check could not complete
+    differences: list[Difference] = field(default_factory=list)
+
+
+def compare_jobs(store: Store, objects: Objects, job: JobRow, check: JobRow) -> Checked:
+    """What `check`, which has ended, has found on `job`. Raises `ObjectError`, `UsageError`."""
+    uri = str((check.spec.get("input") or {}).get("uri"))
+    with objects.open(uri) as file, pq.ParquetFile(file) as parquet:
+        columns = ["row_index", "drawn", "flag"]
+        if not set(columns) <= set(parquet.schema_arrow.names):
+            raise UsageError(f"job {check.job_id} is no spot check")
+        table = parquet.read(columns=columns).to_pylist()
+    found, theirs = Checked(), _by_row(store, check)
+    wanted = {item["row_index"]: (number, item) for number, item in enumerate(table)}
+    other = next(theirs, None)
+    for row_index, mine in _by_row(store, job):
+        if row_index not in wanted:
+            continue
+        number, item = wanted[row_index]
+        while other is not None and other[0] < number:
+            other = next(theirs, None)
+        samples = other[1] if other is not None and other[0] == number else []
+        _note(found, mine, samples, item["drawn"], item["flag"])
+    return found
+
+
+def _by_row(store: Store, job: JobRow) -> Iterator[tuple[int, list[CompletionRecord]]]:
+    records = store.completions(job.job_id, details=False)
+    return ((row, list(of)) for row, of in groupby(records, key=attrgetter("row_index")))
+
+
+def _note(
+    found: Checked,
+    mine: Sequence[CompletionRecord],
+    theirs: Sequence[CompletionRecord],
+    drawn: bool,
+    flag: str | None,
+) -> None:
+    if len(mine) != len(theirs) or any(r.has_failed and not r.is_malformed for r in theirs):
+        found.unfinished += 1
+        return
+    pairs = list(zip(mine, theirs, strict=True))
+    differing = [d for one, other in pairs if (d := _difference(one, other)) is not None]
+    if flag is not None:
+        found.flags[flag] = found.flags.get(flag, 0) + 1
+    for agreement in [found.drawn] * drawn + [found.flagged] * (flag is not None):
+        agreement.rows += 1
+        agreement.same += not differing
+        agreement.tokens += sum(len(one.token_ids) for one in mine)
+        agreement.tokens_alike += sum(_alike(one, other) for one, other in pairs)
+    found.differences += differing[: max(0, SHOWN - len(found.differences))]
+
+
+def _alike(one: CompletionRecord, other: CompletionRecord) -> int:
+    """Tokens before the first that differs."""
+    pairs = enumerate(zip(one.token_ids, other.token_ids, strict=False))
+    shorter = min(len(one.token_ids), len(other.token_ids))
+    return next((at for at, (a, b) in pairs if a != b), shorter)
+
+
+def _difference(one: CompletionRecord, other: CompletionRecord) -> Difference | None:
+    if tuple(one.token_ids) == tuple(other.token_ids):
+        return None
+    at = _alike(one, other)
+    left, right = (r.token_ids[at] if at < len(r.token_ids) else None for r in (one, other))
+    place = next(
+        (n for n, (a, b) in enumerate(zip(one.text, other.text, strict=False)) if a != b),
+        min(len(one.text), len(other.text)),
+    )
+    begin = max(0, place - _BEFORE)
+    texts = (one.text[begin : begin + CONTEXT], other.text[begin : begin + CONTEXT])
+    return Difference(one.row_id, one.row_index, one.sample_index, "token", at, left, right, *texts)
+
+
+def as_json(job: JobRow, check: JobRow, found: Checked) -> dict[str, Any]:
+    """What `--json` prints."""
+    return {
+        "job": job.job_id,
+        "check": check.job_id,
+        "verifier": job.verifier,
+        "checked_by": check.verifier,
+        "state": str(check.state),
+        "drawn": _figures(found.drawn),
+        "flagged": _figures(found.flagged) | {"by_rule": found.flags},
+        "unfinished": found.unfinished,
+    }
+
+
+def _figures(of: Agreement) -> dict[str, Any]:
+    share = of.interval
+    known = [None if math.isnan(x) else x for x in (share.value, share.low, share.high)]
+    return {
+        "rows": of.rows,
+        "same": of.same,
+        "share": known[0],
+        "interval_95": known[1:],
+        "tokens": of.tokens,
+        "tokens_alike": of.tokens_alike,
+    }
+
+
+def in_words(difference: Difference) -> str:
+    """A difference as a person reads it."""
+    row = named(difference.row_id, difference.row_index, difference.sample_index)
+    return f"{row}: {difference.left_text!r} became {difference.right_text!r}"
