@@ -7,14 +7,17 @@ temporary SQLite database, which SQLite moves to disk as it grows.
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, fields
 from itertools import zip_longest
 from operator import attrgetter
 from typing import Any, NamedTuple
+
+import orjson
 
 from specbatch.pipeline.outputs.rows import ComparedRow, logprobs, token_ids
 from specbatch.schemas.errors import UsageError
@@ -218,7 +221,14 @@ def _deciding(job: JobRow) -> dict[str, Any]:
         values |= dict(_flat(part, spec.get(part)))
     speculation = spec.get("speculation") or {}
     values |= {f"speculation.{name}": speculation.get(name) for name in _LIKEWISE}
-    return values
+    policies = spec.get("policies") or ()
+    return values | ({"policies": _in_brief(policies)} if policies else {})
+
+
+def _in_brief(policies: Sequence[Mapping[str, Any]]) -> str:
+    """Their names, and a digest that tells them from others of these names."""
+    digest = hashlib.sha256(orjson.dumps(policies, option=orjson.OPT_SORT_KEYS)).hexdigest()
+    return f"{', '.join(str(policy.get('use')) for policy in policies)} ({digest[:8]})"
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:

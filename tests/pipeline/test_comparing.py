@@ -151,3 +151,17 @@ def test_what_decides_outputs_is_compared_and_nothing_else() -> None:
         "sampling.seed": (1, 2),
     }
     assert spec_differences(JOB, JOB) == {}
+
+
+def test_policies_that_differ_are_named_without_what_they_look_for() -> None:
+    policies = [
+        {"use": "patterns", "patterns": {"secret": word}, "verdict": "block"} for word in "ab"
+    ]
+    one, other = (replace(JOB, spec={**JOB.spec, "policies": [policy]}) for policy in policies)
+    assert spec_differences(one, one) == {}
+    found = spec_differences(one, other)
+    assert list(found) == ["policies"]
+    assert all(
+        shown.startswith("patterns (") and "secret" not in shown for shown in found["policies"]
+    )
+    assert spec_differences(JOB, one)["policies"][0] is None
