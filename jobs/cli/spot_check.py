@@ -47,9 +47,7 @@ def spot_check(
     ] = None,
     output: Annotated[
         str | None,
-        typer.Option(
-            "--output", help="default: beside the job's, with -spot-check", show_default=False
-        ),
+        typer.Option("--output", help="default: beside the job's", show_default=False),
     ] = None,
     least: Annotated[
         float | None,
@@ -89,6 +87,8 @@ def spot_check(
             say(check.job_id)
             return
         found = checks.found_by(row, check)
+    if found is None:
+        leave(check)
     _tell(row, check, found, json)
     if least is not None and not 100 * found.drawn.interval.value >= least:
         complain(f"fewer than {least:g} % of the drawn rows are the same")

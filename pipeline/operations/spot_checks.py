@@ -88,19 +88,22 @@ class SpotChecks:
         `ObjectError`.
         """
         spec = spec_of(job)
-        prompts = join(job.workspace_uri, f"spot-check-{lot.digest(job.job_id, by)}.parquet")
+        name = f"spot-check-{lot.digest(job.job_id, by)[:8]}"
+        prompts = join(job.workspace_uri, f"{name}.parquet")
         chosen = choose(self.store, self.objects, job, lot)
         if not write_prompts(self.objects, prompts, chosen, spec.sampling.n):
             raise UsageError(
                 f"no row of job {job.job_id} is drawn or flagged: ask for a larger share than "
                 f"{lot.share:.3g}, or try another seed"
             )
-        where = output or f"{spec.output.uri.rstrip('/')}-spot-check"
-        return check_spec(spec, by, prompts, where)
+        return check_spec(spec, by, prompts, output or f"{spec.output.uri.rstrip('/')}-{name}")
 
-    def found_by(self, job: JobRow, check: JobRow) -> Checked:
-        """What a check that has ended found. Raises `UsageError` and `ObjectError`."""
+    def found_by(self, job: JobRow, check: JobRow) -> Checked | None:
+        """What a check that has ended found; None if it did not begin. Raises `UsageError` and
+        `ObjectError`."""
         one, other = (of.report.get(VOCABULARY) for of in (job, check))
+        if other is None:
+            return None
         if one != other:
             raise UsageError(
                 f"`{job.verifier}` and `{check.verifier}` give other meanings to token ids: only "

@@ -27,8 +27,14 @@ def small(cli: Any, tiny_pair: TinyPair) -> str:
     return found
 
 
-def texts(folder: str) -> dict[str, str]:
-    return {row["id"]: row["text"] for row in read_output(folder).to_pylist()}
+def texts(folder: str | Path) -> dict[str, str]:
+    return {row["id"]: row["text"] for row in read_output(str(folder)).to_pylist()}
+
+
+def checked() -> dict[str, str]:
+    """The texts of the one check."""
+    (folder,) = Path.cwd().glob("small-spot-check-*")
+    return texts(folder)
 
 
 def rows_drawn(lot: Lot, of: int = 12) -> Iterator[str]:
@@ -41,7 +47,7 @@ def test_drawn_rows_are_written_again_and_compared(
     flags = ("--by", tiny_pair.verifier, "--share", 0.5, "--seed", 3)
     done = cli("spot-check", small, *flags, "--local", "--json")
     assert done.code == 0, done.err
-    found, mine, theirs = done.json, texts("small"), texts("small-spot-check")
+    found, mine, theirs = done.json, texts("small"), checked()
     assert list(theirs) == list(rows_drawn(Lot(0.5, 3)))
     assert 0 < len(theirs) < 12
     same = sum(mine[row] == theirs[row] for row in theirs)
@@ -71,7 +77,7 @@ def test_a_model_agrees_with_itself_and_its_outputs_were_drafts(
     done = cli("spot-check", small, *flags)
     assert done.code == 0, done.err
     assert "12 of 12 rows are the same (100.0%)" in done.out
-    assert texts("small") == texts("small-spot-check")
+    assert texts("small") == checked()
 
 
 def test_less_agreement_than_asked_for_is_an_exit_code(
@@ -109,6 +115,14 @@ def test_a_purge_deletes_the_prompts_of_a_check(
     refused = cli("spot-check", small, *flags)
     assert refused.code == 2
     assert "was purged" in refused.complaint
+
+
+def test_a_check_that_fails_says_why(cli: Any, small: str, tiny_pair: TinyPair) -> None:
+    flags = ("--by", tiny_pair.verifier, "--share", 1, "--local")
+    refused = cli("spot-check", small, *flags, "--output", "small")
+    assert refused.code == 4
+    assert "small" in refused.complaint
+    assert cli("spot-check", small, *flags[:3], 0.5, "--seed", 3, "--local").code == 0
 
 
 @pytest.mark.parametrize(
