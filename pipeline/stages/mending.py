@@ -21,7 +21,7 @@ from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.pipeline.stages.requests import records_of, row_and_sample
 from specbatch.pipeline.stages.texts import with_text
 from specbatch.schemas.malformed import CONTINUED, MENDED, RETRIED, MalformedSpec
-from specbatch.schemas.provenance import Provenance, Ticks, by_depth
+from specbatch.schemas.provenance import Provenance, Ticks
 from specbatch.schemas.records import FINISHED, FinishReason, JobRow, Origin, PromptRow
 from specbatch.schemas.seeds import retry_seed
 from specbatch.schemas.spec import JobSpec
@@ -135,9 +135,7 @@ class Mending:
         policy, best, retried = self.spec.output.malformed, first, False
         longer = replace(request, params=policy.longer(request.params))
         if continued := _is_cut(first, request, longer):
-            begun = without_cut_pass(first)
-            further = yield _continuing(longer, begun)
-            best = joined(first, begun, further)
+            best = joined(first, (yield _continuing(longer, first)))
         if self._is_well_formed(request, best):
             return Outcome(best, longer, continued, retried, True)
         spent: list[Completion] = []
@@ -184,14 +182,16 @@ def _is_cut(first: Completion, request: Request, longer: Request) -> bool:
     return first.finish_reason is FinishReason.LENGTH and is_whole and can_grow
 
 
-def _continuing(longer: Request, begun: Completion) -> Request:
+def _continuing(longer: Request, first: Completion) -> Request:
+    # Where a pass ends is read from the origins, so no other may follow on a draft that was cut.
+    assert first.origins[-1] != Origin.ACCEPTED, "no draft reaches to the limit of tokens"
     watch = longer.watch_text
     return replace(
         longer,
         request_id=f"{longer.request_id}/mend/0",
-        decided_ids=begun.token_ids,
+        decided_ids=first.token_ids,
         draft_ids=(),
-        watch_text=None if watch is None else partial(_past, watch, begun.token_ids),
+        watch_text=None if watch is None else partial(_past, watch, first.token_ids),
     )
 
 
@@ -215,65 +215,33 @@ def _sampled_again(longer: Request, number: int) -> Request:
 
 
 # --- two completions in one ----------------------------------------------------------------------
-def without_cut_pass(first: Completion) -> Completion:
-    """Without the tokens of a last pass that `max_tokens` ended inside its draft.
-
-    Where a pass ends is read from the origins, so no other may follow on it. What is taken away is
-    decided again, by the same noise. Its time stays: it belongs to no pass, like a prefill's.
-    """
-    if not first.origins or first.origins[-1] != Origin.ACCEPTED:
-        return first
-    ends = [i for i, origin in enumerate(first.origins) if origin != Origin.ACCEPTED]
-    count = ends[-1] + 1 if ends else 0
-    of, origins = first.provenance, first.origins[:count]
-    drafted = of.drafted[:-1]
-    proposed, accepted = by_depth(origins, drafted)
-    tops = first.top_logprobs
-    return replace(
-        first,
-        token_ids=first.token_ids[:count],
-        origins=origins,
-        logprobs=first.logprobs[:count],
-        top_logprobs=None if tops is None else tops[:count],
-        proposed=sum(drafted),
-        accepted=origins.count(Origin.ACCEPTED),
-        verifier_passes=first.verifier_passes - 1,
-        proposed_at_depth=proposed,
-        accepted_at_depth=accepted,
-        provenance=replace(
-            *(of,), steps=of.steps[:-1], pass_ticks=of.pass_ticks[:-1], makers=of.makers[:-1],
-            drafted=drafted,
-        ),
-    )  # fmt: skip
-
-
-def joined(first: Completion, begun: Completion, further: Completion) -> Completion:
-    """What was written at first, and what went on behind `begun`, its part that was taken over. If
-    that failed, the first as it was. Both are paid for."""
+def joined(first: Completion, further: Completion) -> Completion:
+    """What was written at first, and what went on behind it; if that failed, the first alone. Both
+    are paid for."""
     if further.finish_reason not in FINISHED:
         return charged_with(first, [further])
     tops = None
-    if begun.top_logprobs is not None and further.top_logprobs is not None:
-        tops = (*begun.top_logprobs, *further.top_logprobs)
+    if first.top_logprobs is not None and further.top_logprobs is not None:
+        tops = (*first.top_logprobs, *further.top_logprobs)
     return replace(
-        begun,
-        token_ids=(*begun.token_ids, *further.token_ids),
-        origins=(*begun.origins, *further.origins),
-        logprobs=(*begun.logprobs, *further.logprobs),
+        first,
+        token_ids=(*first.token_ids, *further.token_ids),
+        origins=(*first.origins, *further.origins),
+        logprobs=(*first.logprobs, *further.logprobs),
         top_logprobs=tops,
         finish_reason=further.finish_reason,
-        proposed=begun.proposed + further.proposed,
-        accepted=begun.accepted + further.accepted,
-        verifier_passes=begun.verifier_passes + further.verifier_passes,
-        proposed_at_depth=_sums(begun.proposed_at_depth, further.proposed_at_depth),
-        accepted_at_depth=_sums(begun.accepted_at_depth, further.accepted_at_depth),
-        compute_sec=begun.compute_sec + further.compute_sec,
-        decode_sec=begun.decode_sec + further.decode_sec,
-        baseline_sec=begun.baseline_sec + further.baseline_sec,
-        shadow_proposed=begun.shadow_proposed + further.shadow_proposed,
-        shadow_accepted=begun.shadow_accepted + further.shadow_accepted,
-        provenance=_one_after_other(begun.provenance, further.provenance),
-        ticks=begun.ticks + further.ticks,
+        proposed=first.proposed + further.proposed,
+        accepted=first.accepted + further.accepted,
+        verifier_passes=first.verifier_passes + further.verifier_passes,
+        proposed_at_depth=_sums(first.proposed_at_depth, further.proposed_at_depth),
+        accepted_at_depth=_sums(first.accepted_at_depth, further.accepted_at_depth),
+        compute_sec=first.compute_sec + further.compute_sec,
+        decode_sec=first.decode_sec + further.decode_sec,
+        baseline_sec=first.baseline_sec + further.baseline_sec,
+        shadow_proposed=first.shadow_proposed + further.shadow_proposed,
+        shadow_accepted=first.shadow_accepted + further.shadow_accepted,
+        provenance=_one_after_other(first.provenance, further.provenance),
+        ticks=first.ticks + further.ticks,
     )
 
 
