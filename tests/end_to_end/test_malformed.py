@@ -10,17 +10,24 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from end_to_end.test_drafting import ROWS, Done, Night
 
+from specbatch.pipeline.engines.contract import Completion, Request
+from specbatch.pipeline.operations.given import Given
 from specbatch.pipeline.operations.tools import make_auditor, make_replays
 from specbatch.pipeline.outputs.outputs import read_manifest, read_output
 from specbatch.pipeline.outputs.token_table import token_table
 from specbatch.pipeline.policy.costs.balance import job_sheet
 from specbatch.pipeline.stages.mending import Mending
+from specbatch.schemas.errors import EngineError
+from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.provenance import TimeKind
 from specbatch.schemas.records import CompletionRecord, JobState, Origin
 from specbatch.schemas.seeds import retry_seed
+from support.planted import KEY
 
 LETTERS = {"type": "regex", "regex": "[a-z]{30}"}
 SHORT: dict[str, Any] = {"ignore_eos": False, "response_format": LETTERS, "max_tokens": 5}
@@ -240,9 +247,6 @@ def test_the_output_of_a_retry_is_that_of_its_seed(night: Night) -> None:
 
 
 def _with_seeds(night: Night, completions: list[CompletionRecord]) -> dict[str, Any]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     prompts = pq.read_table(night.folder / "prompts.parquet")
     seeds = pa.array([c.seed for c in completions], pa.int64())
     path = night.folder / "seeded.parquet"
@@ -345,9 +349,6 @@ def test_a_mended_answer_is_offered_for_what_it_answers_alone(night: Night) -> N
 
 
 def test_a_retry_is_copied_to_the_same_request_of_its_group(night: Night) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     prompts = pq.read_table(night.folder / "prompts.parquet")
     twice = pa.concat_tables([prompts, prompts])
     seeds = pa.array([i % ROWS for i in range(2 * ROWS)], pa.int64())
@@ -405,3 +406,62 @@ def test_a_cancel_while_outputs_are_mended_keeps_those_that_are_finished(
         c.is_malformed for c in plain.completions
     )
     assert counts(done) == {}
+
+
+def test_an_attempt_that_fails_while_outputs_are_mended_is_repeated_with_the_same_bits(
+    night: Night, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    course, failed = Mending.course, []
+    of = {"malformed": {"max_tokens": 64, "retries": 2}}
+    short = {**STOPPED, "max_tokens": 2}
+    with night.worker(draft=None):
+        plain = night.run(sampling=short, output=of, ends=None)
+
+        def failing(self: Mending, request: Request, first: Completion) -> Any:
+            found = course(self, request, first)
+            answer = yield next(found)
+            if len(failed) < 2:  # what was asked for has been computed
+                failed.append(answer.request_id)
+                raise EngineError("the engine failed, by a test")
+            while True:
+                try:
+                    answer = yield found.send(answer)
+                except StopIteration as end:
+                    return end.value
+
+        monkeypatch.setattr(Mending, "course", failing)
+        done = night.run(sampling=short, output=of, ends=None)
+    assert len(failed) == 2
+    assert done.outputs == plain.outputs
+    assert seeds_of(done) == seeds_of(plain)
+    assert counts(done) == counts(plain)
+    times, rows = night.store.job_times(done.job.job_id), night.store.row_times(done.job.job_id)
+    sheet = job_sheet(times, rows, is_final=True)
+    assert sheet.of(TimeKind.LOST).ticks > 0, "what the failed attempts had"
+    assert is_intact(night, done)
+
+
+def test_texts_that_are_kept_nowhere_are_whole_in_the_quarantine_of_the_output(
+    tmp_path: Path,
+) -> None:
+    modes = {"clinic": PrivacyMode.HASH_ONLY}
+    night = Night(tmp_path / "private", tenant_privacy=modes, encryption_key=KEY)
+    of = {"malformed": {"max_tokens": 64, "retries": 1, "then": "quarantine"}}
+    short = {**STOPPED, "max_tokens": 2}
+    with night.worker(draft=None):
+        plain = night.run(sampling=short, output=of, ends=None)
+        done = night.run(sampling=short, output=of, ends=None, tenant="clinic")
+    files = [(in_folder(one) / "malformed.jsonl").read_bytes() for one in (plain, done)]
+    same = [[{**orjson.loads(x), "cost_usd": 0} for x in file.splitlines()] for file in files]
+    assert same[0] == same[1] != []
+    names = ("text", "token_ids", "finish_reason", "seed")
+    assert [[row[n] for n in names] for row in published(plain)] == [
+        [row[n] for n in names] for row in published(done)
+    ]
+    assert all(c.text == "" for c in done.completions)
+    assert counts(done) == counts(plain)
+    replays = make_replays(night.settings, night.store, done.job)
+    prompts = pq.read_table(night.folder / "prompts.parquet")["prompt"].to_pylist()
+    for one in done.completions:
+        assert replays.again(one.row_index, 0, Given(text=prompts[one.row_index])).differing == []
+    night.store.close()
