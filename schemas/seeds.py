@@ -18,6 +18,11 @@ def sample_seed(seed: int, sample_index: int) -> int:
     return seed if sample_index == 0 else _first_63_bits(f"{seed}\0{sample_index}")
 
 
+def retry_seed(seed: int, number: int) -> int:
+    """Seed of a sample that is sampled again for the `number`th time; 0 is the sample's own."""
+    return seed if number == 0 else _first_63_bits(f"{seed}\0again\0{number}")
+
+
 def draft_seed(seed: int, position: int) -> int:
     """Seed of a draft for a ratio test that begins at an output position.
 

@@ -24,6 +24,8 @@ from specbatch.schemas.encryption import no_key
 from specbatch.schemas.errors import SpecError
 from specbatch.schemas.field_errors import explain
 from specbatch.schemas.fingerprint import PATTERN
+from specbatch.schemas.malformed import AS_IT_IS, MalformedSpec
+from specbatch.schemas.malformed import contradiction as malformed_contradiction
 from specbatch.schemas.notifications import NAME_PATTERN
 from specbatch.schemas.numeric_class import UNKNOWN, contradiction, dtype_of, engine_key
 from specbatch.schemas.policies import PolicySpec
@@ -388,6 +390,7 @@ class OutputSpec(Part):
         description="publish so many of a prompt's n completions: those with the highest mean "
         "log-probability; all n are in the store",
     )
+    malformed: MalformedSpec = AS_IT_IS
 
     @field_validator("keep_columns", mode="before")
     @classmethod
@@ -661,6 +664,13 @@ class JobSpec(Part):
         verification = self.speculation.verification
         if verification is not Verification.COUPLED and self.proposer is None:
             raise ValueError(f"verification {verification} needs a draft model: name a proposer")
+        return self
+
+    @model_validator(mode="after")
+    def _malformed_can_be_mended(self) -> JobSpec:
+        of = (self.output.malformed, self.sampling.max_tokens, self.speculation.verification)
+        if (problem := malformed_contradiction(*of)) is not None:
+            raise ValueError(problem)
         return self
 
     @model_validator(mode="after")

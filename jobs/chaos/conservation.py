@@ -213,7 +213,9 @@ def _of_output(
     try:
         rows = outcomes(job.output_uri, objects)
         manifest = read_manifest(job.output_uri, objects)
-        listed = {file.name for file in (*manifest.parts, *manifest.remainder)}
+        listed = {
+            file.name for file in (*manifest.parts, *manifest.remainder, *manifest.quarantine)
+        }
         root = join(tidy(job.output_uri), "")
         there = {info.uri.removeprefix(root) for info in objects.list(root)}
         there = {name for name in there if not name.startswith(".")}  # half a file of a killed one

@@ -343,6 +343,7 @@ class Completion:
     provenance: Provenance = NO_PROVENANCE
     ticks: Ticks = NO_TICKS
     reused_from: str | None = None  # the completion that it is a copy of; None: it was computed
+    retry: int = 0  # by which seed of its sample: see `retry_seed`
 
 
 @dataclass(slots=True)

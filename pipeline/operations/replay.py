@@ -116,7 +116,7 @@ class Replays:
         if row is None:
             what = f"{_name(record)} has no prompt in its group"
             return Replayed(findings=[_finding(FindingKind.INPUT, record, what)])
-        request = self._request(row, record.sample_index)
+        request = self._request(row, record)
         findings = list(_of_input(record, row, request))
         if is_tested(self._spec, request):
             return Replayed(findings=findings, skipped="it was decided by a ratio test")
@@ -198,7 +198,7 @@ class Replays:
         row = self._prompt(kept) if given is None else self._proved(kept.record, given)
         if row is None:
             raise UsageError(f"row {row_index} is not among the prompts of its group")
-        request = self._request(row, sample)
+        request = self._request(row, kept.record)
         if request.params.temperature and not samples_by_seed(kept.record.numeric_class):
             raise UsageError(f"row {row_index} was {_SAMPLED}: it cannot be written again")
         if given is not None:
@@ -256,10 +256,15 @@ class Replays:
         rows = (row for row in self._read(prompts) if row.row_index == kept.row_index)
         return next(rows, None)
 
-    def _request(self, row: PromptRow, sample: int) -> Request:
+    def _request(self, row: PromptRow, record: CompletionRecord) -> Request:
+        """The request that a completion answers: if it was mended, a longer one or a retry."""
         decode = self._tokenizer.decode
         made = requests_of(self._job.job_id, self._spec, row, decode, grammar_of=self._grammar_of)
-        return made[sample]
+        request = made[record.sample_index]
+        tokens = len(record.origins)  # which a purge leaves
+        of = (request.params, request.seed, record.seed, tokens)
+        params, seed = self._spec.output.malformed.decided_by(*of)
+        return replace(request, params=params, seed=seed)
 
     def _grammar_of(self, response_format: str) -> Grammar:
         return self._tokenizer.grammar(response_format, self._replayer.vocab_size)

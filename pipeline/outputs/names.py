@@ -22,7 +22,8 @@ MARKER = "_specbatch_job.json"
 MANIFEST = MANIFEST_NAME
 MOST_MARKER_BYTES = 1 << 16
 OPENAI = ("output.jsonl", "errors.jsonl")
-LISTED = ("parts", "openai_files", "remainder")  # keys of a manifest that list files
+MALFORMED = "malformed.jsonl"
+LISTED = ("parts", "openai_files", "remainder", "quarantine")  # keys of a manifest that list files
 _PART = "part-"
 # Only these: others write `part-00000-….snappy.parquet` into the same folder.
 _PART_NAME = re.compile(
@@ -64,7 +65,7 @@ def remainder_names(job_id: str) -> set[str]:
 
 def is_published(name: str, job_id: str) -> bool:
     """Whether the job's manifest may name such a file."""
-    return is_part(name) or name in OPENAI or name in remainder_names(job_id)
+    return is_part(name) or name in (*OPENAI, MALFORMED) or name in remainder_names(job_id)
 
 
 def is_written(name: str, job_id: str) -> bool:
@@ -77,7 +78,7 @@ def is_written(name: str, job_id: str) -> bool:
 
 def begin_with(job_id: str) -> tuple[str, ...]:
     """Prefixes of the names that the job writes, to find unlisted uploads."""
-    return (f"{DATA_FOLDER}/{_PART}", _PART, *OPENAI, f"{remainder_name(job_id)}.")
+    return (f"{DATA_FOLDER}/{_PART}", _PART, *OPENAI, MALFORMED, f"{remainder_name(job_id)}.")
 
 
 def owner_of(objects: Objects, uri: str) -> str | None:

@@ -24,8 +24,9 @@ Columns of `data/part-00000.parquet` and so on, or fields of `data/part-00000.js
 
 A quarantined row has finish_reason "error", sample_index 0 and null in the columns that do not
 apply. Nothing else is in `data/`, so that any reader of the format opens the folder. Beside it, for
-OpenAI batch input, `output.jsonl` and `errors.jsonl` are written as well (`openai.py`). Of a job
-that was stopped there is also `remainder-<job>.parquet` with all
+OpenAI batch input, `output.jsonl` and `errors.jsonl` are written as well (`openai.py`). With
+`output.malformed.then: quarantine` `malformed.jsonl` has the texts that are kept out of `data/`
+(`quarantine.py`). Of a job that was stopped there is also `remainder-<job>.parquet` with all
 unfinished rows, and the spec for them (`pipeline/stages/remainder.py`). `_specbatch_job.json` names
 the job that owns the location; a location without `manifest.json` is not finished, and writing it
 again is safe.
@@ -47,6 +48,8 @@ import orjson
 import pyarrow as pa
 
 from specbatch.pipeline.outputs.names import (
+    LISTED,
+    MALFORMED,
     MANIFEST,
     MARKER,
     OPENAI,
@@ -58,6 +61,7 @@ from specbatch.pipeline.outputs.names import (
 )
 from specbatch.pipeline.outputs.openai import OpenAIFiles
 from specbatch.pipeline.outputs.parts import Kept, OutputRow, read_part, write_part
+from specbatch.pipeline.outputs.quarantine import QuarantineFile
 from specbatch.pipeline.storage.object_store import explained
 from specbatch.pipeline.storage.objects import Objects, join, tidy
 from specbatch.schemas import arrow
@@ -82,16 +86,20 @@ class Manifest:
     parts: tuple[WrittenFile, ...]
     openai_files: tuple[WrittenFile, ...] = ()
     remainder: tuple[WrittenFile, ...] = ()  # a stopped job's remaining rows, and their spec
+    quarantine: tuple[WrittenFile, ...] = ()  # malformed outputs, of a job that wants them apart
     info: Mapping[str, Any] = field(default_factory=dict)
     schema_version: int = arrow.SCHEMA_VERSION
 
     def to_json(self) -> bytes:
-        return orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
+        values = asdict(self)
+        if not self.quarantine:  # so that earlier versions can read it
+            del values["quarantine"]
+        return orjson.dumps(values, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS)
 
     @classmethod
     def from_json(cls, data: bytes) -> Manifest:
         values = orjson.loads(data)
-        for name in ("parts", "openai_files", "remainder"):
+        for name in LISTED:
             values[name] = tuple(WrittenFile(**item) for item in values.get(name, ()))
         return cls(**values)
 
@@ -170,6 +178,7 @@ class OutputWriter:
         beside: Sequence[tuple[Path, int]] = (),
         still_mine: Callable[[], None] | None = None,
         kept: Kept | None = None,
+        quarantines: bool = False,
     ) -> Manifest:
         """Publish everything and return the manifest; both inputs must be in input order.
 
@@ -178,28 +187,31 @@ class OutputWriter:
         manifest unchanged. `beside` are local files of the remaining work, with their row counts;
         they move to the output. `still_mine` is called before each change. It raises if another
         worker publishes the job by now, whose finished files must stay untouched. `kept` adds
-        columns of the input. Raises `OutputError`, `ObjectError`, and what reading them raises.
+        columns of the input. `quarantines`: malformed texts go into a file of their own. Raises
+        `OutputError`, `ObjectError`, and what reading them raises.
         """
         self._still_mine = still_mine or _unasked
         self.claim()
         self._unfinish()
-        inputs: list[Iterable[OutputRow]] = [completions, rejected]
-        rows = heapq.merge(*inputs, key=attrgetter("row_index"))
         with self._objects.temp_folder() as folder, explained("write", str(folder)):
+            apart = QuarantineFile(folder) if quarantines else None
+            taken = apart.watching(completions) if apart else completions
+            inputs: list[Iterable[OutputRow]] = [taken, rejected]
+            rows = heapq.merge(*inputs, key=attrgetter("row_index"))
             extra = OpenAIFiles(folder, self._job_id, created, decode) if openai else None
             counts: Counter[type] = Counter()
             counted = _counted(extra.watching(rows) if extra else rows, counts)
             parts = tuple(self._write_parts(counted, folder, kept))
-            files = tuple(
-                self._publish(path, path.name, count)
-                for path, count in (extra.finish() if extra else [])
-            )
-        remainder = tuple(self._publish(path, path.name, count) for path, count in beside)
+            files = self._publish_all(extra.finish() if extra else ())
+            malformed = self._publish_all(apart.finish() if apart else ())
+        remainder = self._publish_all(beside)
         self._still_mine()
         self._delete_leftovers({file.name for file in (*parts, *remainder)})
+        if quarantines and not malformed:  # as an earlier attempt found some
+            self._objects.delete(join(self._uri, MALFORMED))
         manifest = Manifest(
             self._job_id, counts.total(), counts[CompletionRecord], counts[RejectedRow],
-            parts, files, remainder, dict(info or {}),
+            parts, files, remainder, malformed, dict(info or {}),
         )  # fmt: skip
         reach(CrashPoint.MANIFEST)
         self._still_mine()
@@ -230,6 +242,9 @@ class OutputWriter:
             yield self._publish(path, name, write_part(path, given, self._kind, kept))
             number, first = number + 1, next(rows, None)
 
+    def _publish_all(self, files: Iterable[tuple[Path, int]]) -> tuple[WrittenFile, ...]:
+        return tuple(self._publish(path, path.name, count) for path, count in files)
+
     def _publish(self, path: Path, name: str, rows: int) -> WrittenFile:
         reach(CrashPoint.UPLOAD)
         self._still_mine()
@@ -245,7 +260,7 @@ class OutputWriter:
             self._objects.delete(join(self._uri, name))
 
     def _refuse_foreign_files(self) -> None:
-        reserved = (MANIFEST, *OPENAI)
+        reserved = (MANIFEST, *OPENAI, MALFORMED)
         taken = [n for n in self._names() if n in reserved or is_part(n) or is_read_as_data(n)]
         if taken:
             raise OutputError(

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from specbatch.pipeline.outputs.best import best_of_each
 from specbatch.pipeline.policy.costs.controls import weight
+from specbatch.schemas.malformed import QUARANTINED
 from specbatch.schemas.records import CompletionRecord
+from specbatch.schemas.spec import JobSpec
 from specbatch.schemas.timekeeping import usd_of
 
 
@@ -36,3 +39,13 @@ def group_report(records: Sequence[CompletionRecord]) -> dict[str, float]:
             "largest_margin": max(r.recheck.largest_margin for r in records),
         }
     return report
+
+
+def quarantine_report(records: Sequence[CompletionRecord], spec: JobSpec) -> dict[str, float]:
+    """How many of a group's whole rows' outputs are published without their texts, because they do
+    not have their form."""
+    if spec.output.malformed.then != "quarantine":
+        return {}
+    ordered = sorted(records, key=lambda r: (r.row_index, r.sample_index))
+    count = sum(r.is_malformed for r in best_of_each(ordered, spec.output.keep_best))
+    return {QUARANTINED: float(count)} if count else {}

@@ -116,6 +116,7 @@ def _write(
             beside=left.files if left is not None else (),
             still_mine=partial(context.lease_keeper.confirm, held),
             kept=kept_columns(context, job, spec),
+            quarantines=spec.output.malformed.then == "quarantine",
         )
     state, error = final_state(job, progress)
     error = error or (left.problem if left is not None else None)

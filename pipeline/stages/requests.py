@@ -24,7 +24,7 @@ from specbatch.schemas.records import (
     request_id_of,
 )
 from specbatch.schemas.registry import NO_MODELS
-from specbatch.schemas.seeds import sample_seed
+from specbatch.schemas.seeds import retry_seed, sample_seed
 from specbatch.schemas.spec import NO_DRAFT_MODEL, JobSpec
 from specbatch.schemas.timekeeping import usd_of
 
@@ -174,7 +174,7 @@ def records_of(
                 sample_index=sample,
                 row_id=row.row_id,
                 tag=row.tag,
-                seed=sample_seed(row.seed, sample),
+                seed=retry_seed(sample_seed(row.seed, sample), done.retry),
                 prompt_tokens=len(row.prompt_ids),
                 token_ids=done.token_ids,
                 text="",

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from specbatch.pipeline.audit.receipts import with_receipts
-from specbatch.pipeline.engines.contract import Completion, Engines, Ticket
+from specbatch.pipeline.engines.contract import Completion, Engines, Request, Ticket
+from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.privacy.retention import kept_records
 from specbatch.pipeline.runtime.leases import Held
 from specbatch.pipeline.stages.context import StageContext
 from specbatch.pipeline.stages.draft_models import GroupModels
-from specbatch.pipeline.stages.group_report import group_report
+from specbatch.pipeline.stages.group_report import group_report, quarantine_report
+from specbatch.pipeline.stages.mending import (
+    Answer,
+    Mended,
+    Mending,
+    Outcome,
+    is_own,
+    mended,
+    mending_report,
+)
 from specbatch.pipeline.stages.moderation import Moderation, policy_report, with_rulings
 from specbatch.pipeline.stages.requests import Drafts, records_of, row_and_sample
 from specbatch.pipeline.stages.reuse import NO_REUSE, Reuse, reuse_report
@@ -37,6 +47,7 @@ class Group:
     tickets: list[Ticket]  # its requests in the engine
     models: GroupModels
     reuse: Reuse = NO_REUSE
+    requests: Mapping[str, Request] = field(default_factory=dict)  # by id, of all its samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,25 +58,54 @@ class Results:
     records: Sequence[CompletionRecord]
     notes: ReuseNotes
     rulings: Rulings  # of the job's policies
+    mending: Mapping[str, float]  # what it adds to the job's report
+    lessons: Sequence[Lessons] = ()  # what the engine learned about drafts meanwhile
 
 
 def results_of(
     context: StageContext, host: Engines, group: Group, computed: Iterable[Completion]
 ) -> Results:
-    """Of what the engine has computed, and of copies of the same. Raises what `Moderation.judged`
-    raises."""
-    return _judged(context, host, group, group.reuse.with_copies(computed))
+    """Of what the engine has computed, after mending, and of copies of the same. Raises what
+    `Moderation.judged` and waiting for a ticket raise."""
+    further: list[Ticket] = []
+
+    def answer(requests: Sequence[Request]) -> list[Completion]:
+        ticket = host.service(group.spec.engine).submit(group.job.job_id, requests)
+        further.append(ticket)
+        group.tickets.append(ticket)
+        if group.held.cancelled.is_set():  # before the engine knew of the requests
+            host.cancel(group.job.job_id)
+        return ticket.wait()
+
+    whole = _mended(context, group, computed, answer)
+    completions = group.reuse.with_copies(whole.completions)
+    results = _judged(context, host, group, completions, whole.outcomes)
+    return replace(results, lessons=[ticket.lessons for ticket in further])
+
+
+def _mended(
+    context: StageContext, group: Group, computed: Iterable[Completion], answer: Answer
+) -> Mended:
+    job = group.job
+    mending = Mending(job, group.spec, group.rows, partial(context.tokenizers.of_job, job))
+    return mended(mending, group.requests, computed, answer)
 
 
 def _judged(
-    context: StageContext, host: Engines, group: Group, completions: Sequence[Completion]
+    context: StageContext,
+    host: Engines,
+    group: Group,
+    completions: Sequence[Completion],
+    outcomes: Mapping[str, Outcome],
 ) -> Results:
     job, price = group.job, context.price_microusd
     records = records_of(job, group.rows, completions, group.drafts, price)
-    notes = group.reuse.notes(completions, records)
+    answered = {name: outcome.request for name, outcome in outcomes.items()}
+    notes = group.reuse.answered_by(job, answered).notes(completions, records)
     of_group = (job, group.spec, group.rows, context.tokenizers, context.hooks, host)
     records, rulings = Moderation(*of_group, group.tickets, price).judged(records)
-    return Results(completions, records, notes, rulings)
+    mending = mending_report(outcomes, completions)
+    return Results(completions, records, notes, rulings, mending)
 
 
 def recorded_as(
@@ -101,6 +141,7 @@ def keep_finished(context: StageContext, host: Engines, group: Group) -> None:
         context, job_as_pinned, spec, group.rows, results.records, results.rulings
     )
     report |= group_report(done) | reuse_report(results.notes, done) | policy_report(done)
+    report |= {**results.mending, **quarantine_report(done, spec)}
     timing = context.device_time(tickets)
     keep = partial(context.store.keep_part, lease, kept, timing, report, usage=held.usage)
     with held.usage.last_write():
@@ -110,10 +151,16 @@ def keep_finished(context: StageContext, host: Engines, group: Group) -> None:
 
 def _finished(context: StageContext, host: Engines, group: Group) -> Results:
     """Of whole rows."""
-    done = (c for ticket in group.tickets for c in ticket.finished())
-    own = (c for c in done if c.request_id.count("/") == 2)  # and no answer of a judge
+    done = {c.request_id: c for ticket in group.tickets for c in ticket.finished()}
+    own = [c for name, c in done.items() if is_own(name)]  # no answer of a judge, no retry
+
+    def answer(asked: Sequence[Request]) -> list[Completion]:
+        return [done[request.request_id] for request in asked if request.request_id in done]
+
+    whole = _mended(context, group, own, answer)
     known = replace(group.reuse, repeats={})  # the row that they repeat may not be whole
-    return _judged(context, host, group, _whole_rows(known.with_copies(own), group.rows))
+    completions = _whole_rows(known.with_copies(whole.completions), group.rows)
+    return _judged(context, host, group, completions, whole.outcomes)
 
 
 def _whole_rows(done: Sequence[Completion], rows: Sequence[PromptRow]) -> list[Completion]:

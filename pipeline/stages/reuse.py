@@ -12,7 +12,7 @@ import hashlib
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib.metadata import version
 from itertools import chain
@@ -81,6 +81,19 @@ class Reuse:
             if first in done
         ]
         return [*done.values(), *copies]
+
+    def answered_by(self, job: JobRow, requests: Mapping[str, Request]) -> Reuse:
+        """The same, where these requests were answered instead of those with the same ids: then
+        their answers are offered for what was asked for at last."""
+        if not self.asked:
+            return self
+        digests = {
+            name: _Asked(request_digest(job, request), request.params.max_tokens)
+            for name, request in requests.items()
+        }
+        changed = {name for name, asked in digests.items() if asked != self.asked.get(name)}
+        to_check = {k: answer for k, answer in self.to_check.items() if k not in changed}
+        return replace(self, asked={**self.asked, **digests}, to_check=to_check)
 
     def notes(
         self, completions: Iterable[Completion], records: Iterable[CompletionRecord]
@@ -243,6 +256,7 @@ def _copy(
         error=of.error,
         top_logprobs=of.top_logprobs,
         reused_from=source if of.error is None else None,
+        retry=of.retry if isinstance(of, Completion) else 0,
     )
 
 

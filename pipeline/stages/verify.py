@@ -5,7 +5,8 @@
     drafts    blocks that were written ahead for them
     reuse     answers that the store has, if the job wants them
     engine    join the fused batch and wait; last rows may go to an idle worker meanwhile
-    results   one record per sample, judged by the job's policies, written to its workspace
+    results   what has not its form mended, one record per sample, judged by the job's policies,
+              written to its workspace
     commit    the group goes on to RECORD, with the device time that it took
 
 If the job is stopped meanwhile, its finished rows are kept and the group ends.
@@ -70,7 +71,9 @@ def verify(context: StageContext, job_id: str, index: int) -> None:
         prepare(spec, context.hooks, host)
         group = Group(held, work, job, spec, rows, drafts, tickets, models)
         by_row = _requests(context, host, group)
-        group = replace(group, reuse=known_answers(context.store, job, spec, by_row))
+        by_id = {request.request_id: request for request in chain.from_iterable(by_row)}
+        known = known_answers(context.store, job, spec, by_row)
+        group = replace(group, reuse=known, requests=by_id)
         try:
             lessons = _run_engine(context, host, group, group.reuse.left(by_row))
             group = _with_fingerprint(host, group)
@@ -80,7 +83,7 @@ def verify(context: StageContext, job_id: str, index: int) -> None:
                 raise  # the worker ends, the job does not
             keep_finished(context, host, _with_fingerprint(host, group))
             return
-        _commit(context, group, lessons, results)
+        _commit(context, group, [*lessons, *results.lessons], results)
     if work.suspect:
         _enqueue_suspects(context, work.lease.job_id)
 
@@ -204,7 +207,7 @@ def _commit(
     """Write the results, and send the group on to RECORD."""
     held, job, tickets, records = group.held, group.job, group.tickets, results.records
     measured = sum((lesson.measured for lesson in lessons), NOTHING_MEASURED)
-    figures = measured.priced(context.price_microusd).report()
+    figures = {**measured.priced(context.price_microusd).report(), **results.mending}
     data = write_results(records, figures, results.notes, results.rulings)
     artefact = context.put(job, "results", held.lease, data)
     held.check()

@@ -53,6 +53,16 @@ def test_a_sample_of_fast_tokens_is_shown_with_what_differed() -> None:
     assert line not in dict(summary_rows(JobSummary(JOB, PROGRESS, 1.5, True)))
 
 
+def test_what_was_done_about_malformed_outputs_is_shown() -> None:
+    report = {"malformed_continued": 1200, "malformed_retried": 2, "malformed_mended": 1201}
+    line = "outputs without their form"
+    shown = dict(summary_rows(JobSummary(replace(JOB, report=report), PROGRESS, 1.5, True)))
+    assert shown[line] == "1,200 continued, 2 sampled again, 1,201 have it now"
+    apart = replace(JOB, report={"malformed_quarantined": 3})
+    assert dict(summary_rows(JobSummary(apart, PROGRESS, 1.5, True)))[line] == "3 in quarantine"
+    assert line not in dict(summary_rows(JobSummary(JOB, PROGRESS, 1.5, True)))
+
+
 def test_drafts_in_shadow_are_shown_with_what_would_have_been_accepted() -> None:
     report = {"shadow_proposed": 4096, "shadow_accepted": 2499}
     shown = dict(summary_rows(JobSummary(replace(JOB, report=report), PROGRESS, 1.5, True)))

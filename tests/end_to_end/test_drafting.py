@@ -135,11 +135,14 @@ class Night:
         sampling: Mapping[str, Any] | None = None,
         more: Mapping[str, Any] | None = None,
         keep_best: int | None = None,
+        output: Mapping[str, Any] | None = None,
+        ends: JobState | None = JobState.DONE,
         **speculation: Any,
     ) -> Done:
         """Do a job: greedy if `sampling` says nothing else, its log-probabilities kept.
 
-        `more`: other fields of its spec.
+        `more`: other fields of its spec; `output`: of that part of it. It `ends` in that state, or
+        in any.
         """
         assert self._client is not None, "only inside `worker`"
         self._jobs += 1
@@ -151,6 +154,7 @@ class Night:
                 "output": {
                     "uri": str(self.folder / f"out-{self._jobs}"),
                     "keep_best": keep_best,
+                    **(output or {}),
                 },
                 "sampling": {
                     **{"max_tokens": tokens, "ignore_eos": True, "logprobs": True},
@@ -164,7 +168,7 @@ class Night:
         job, _ = self._client.submit(spec)
         *_, last = self._client.follow(job.job_id, every_sec=0.02, timeout_sec=WAIT_SEC)
         job = self.store.get_job(job.job_id)
-        assert last.state is JobState.DONE, job.error
+        assert ends in (None, last.state), job.error
         return Done(self.store, job)
 
     def review(self, done: Done, decided: Mapping[tuple[int, int], Decided]) -> JobRow:

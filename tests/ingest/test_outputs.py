@@ -372,5 +372,51 @@ def test_openai_files_hold_one_line_per_request(place: tuple[Objects, str]) -> N
     assert len({line["id"] for line in output + errors}) == 6
 
 
+def test_malformed_outputs_are_apart_and_an_error_where_they_were(
+    place: tuple[Objects, str],
+) -> None:
+    objects, uri = place
+    reason = "the output does not have its response format: it is not JSON"
+    bad = completion(0, 1, error=reason)
+    given = [COMPLETIONS[0], bad, *COMPLETIONS[2:]]
+    writer = OutputWriter(objects, uri, "job-a")
+    manifest = writer.write(given, REJECTED, openai=True, quarantines=True)
+    rows = read_output(uri, objects).to_pylist()
+    assert [(row["row_index"], row["sample_index"]) for row in rows] == [
+        *((0, 0), (0, 1), (1, 0), (2, 0), (3, 0), (4, 0)),
+    ]
+    assert (rows[1]["text"], rows[1]["token_ids"], rows[1]["finish_reason"]) == (
+        None,
+        None,
+        "error",
+    )
+    assert rows[1]["error"] == f"malformed_output: {reason}"
+    assert (rows[1]["seed"], rows[1]["cost_usd"]) == (bad.seed, bad.cost_usd)
+    (line,) = lines(objects, f"{uri}/malformed.jsonl")
+    assert line == {
+        "id": "r0", "row_index": 0, "sample_index": 1, "reason": reason, "finish_reason": "stop",
+        "text": "text 0/1", "token_ids": list(bad.token_ids), "completion_tokens": 3,
+        "seed": bad.seed, "cost_usd": bad.cost_usd,
+    }  # fmt: skip
+    assert read_manifest(uri, objects) == manifest
+    assert [(file.name, file.rows) for file in manifest.quarantine] == [("malformed.jsonl", 1)]
+    codes = {x["custom_id"]: x["error"]["message"] for x in lines(objects, f"{uri}/errors.jsonl")}
+    assert codes["r0"] == f"malformed_output: {reason}"
+    again = writer.write(COMPLETIONS, REJECTED, quarantines=True)
+    assert again.quarantine == ()
+    assert not objects.exists(f"{uri}/malformed.jsonl")
+    writer.write(given, REJECTED)
+    assert read_output(uri, objects).to_pylist()[1]["text"] == "text 0/1"
+
+
+def test_who_wrote_malformed_jsonl_there_is_asked_for_another_place(
+    place: tuple[Objects, str],
+) -> None:
+    objects, uri = place
+    objects.put_bytes(f"{uri}/malformed.jsonl", b"mine")
+    with pytest.raises(OutputError, match=r"already holds malformed\.jsonl"):
+        OutputWriter(objects, uri, "job-a").write(COMPLETIONS, REJECTED, quarantines=True)
+
+
 def lines(objects: Objects, uri: str) -> list[dict[str, Any]]:
     return [orjson.loads(line) for line in objects.get_bytes(uri).splitlines()]

@@ -60,7 +60,11 @@ _COLUMNS = ("field", "takes", "default", "meaning")
 def _fields(words: Words, schema: Schema, prefix: str, wanted: Any) -> Iterator[tuple[str, ...]]:
     required = schema.get("required", ())
     for name, field in schema["properties"].items():
-        if wanted(field):
+        if not wanted(field):
+            continue
+        if _is_section(words, field):
+            yield from _fields(words, words.resolved(field), f"{prefix}{name}.", wanted)
+        else:
             yield (
                 code(prefix + name),
                 words.takes(field),

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rich.table import Table
 
 from specbatch.pipeline.observe.terminal.progress import INTERRUPTED
 from specbatch.schemas.job_progress import JobProgress
+from specbatch.schemas.malformed import CONTINUED, MENDED, QUARANTINED, RETRIED
 from specbatch.schemas.policies import NO_VERDICT, Ruling, in_report
 from specbatch.schemas.records import JobRow, JobState, Verification
 
+_MALFORMED = {
+    CONTINUED: "continued",
+    RETRIED: "sampled again",
+    MENDED: "have it now",
+    QUARANTINED: "in quarantine",
+}
 _RULED = {
     Ruling.REDACT: "redacted",
     Ruling.BLOCK: "blocked",
@@ -79,6 +88,8 @@ def summary_rows(summary: JobSummary) -> list[tuple[str, str]]:
         rows.append(("outputs by content policies", shown))
     if failed := int(report.get(NO_VERDICT, 0)):
         rows.append(("outputs that a policy gave no verdict on", f"{failed:,}; the log says why"))
+    if shown := _mended(report):
+        rows.append(("outputs without their form", shown))
     if reused := int(report.get("reused", 0)):
         saved = f"${report.get('reuse_saved_usd', 0.0):.6f} when they were computed"
         rows.append(("outputs reused", f"{reused:,}; {saved}"))
@@ -92,6 +103,12 @@ def summary_rows(summary: JobSummary) -> list[tuple[str, str]]:
         found = f"{differing:,} of {rechecked:,}{margin}"
         rows.append(("sampled tokens that differ when computed alone", found))
     return rows
+
+
+def _mended(report: Mapping[str, Any]) -> str:
+    """What was done about outputs that ended without their form; empty where nothing was."""
+    counts = {said: int(report.get(name, 0)) for name, said in _MALFORMED.items()}
+    return ", ".join(f"{count:,} {said}" for said, count in counts.items() if count)
 
 
 def _cost(progress: JobProgress) -> tuple[str, str]:
