@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from specbatch.schemas.best_by import BestBySpec, why_no_choice
 from specbatch.schemas.encryption import no_key
 from specbatch.schemas.errors import SpecError
 from specbatch.schemas.field_errors import explain
@@ -388,6 +389,10 @@ class OutputSpec(Part):
         description="publish so many of a prompt's n completions: those with the highest mean "
         "log-probability; all n are in the store",
     )
+    best_by: BestBySpec | None = Field(
+        default=None,
+        description="what scores them instead: {use: judge, prompt: …}, or a package's entry point",
+    )
 
     @field_validator("keep_columns", mode="before")
     @classmethod
@@ -655,6 +660,14 @@ class JobSpec(Part):
     @classmethod
     def _empty_is_none(cls, value: object) -> object:
         return None if value in ("", "none") else value
+
+    @model_validator(mode="after")
+    def _best_by_has_a_choice(self) -> JobSpec:
+        by, n = (self.output.best_by, self.output.keep_best), self.sampling.n
+        own_n = self.input.format in ("auto", "openai") or self.input.sampling_column is not None
+        if (problem := why_no_choice(*by, n, own_n)) is not None:
+            raise ValueError(problem)
+        return self
 
     @model_validator(mode="after")
     def _ratio_tests_need_a_model(self) -> JobSpec:

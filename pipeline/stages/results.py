@@ -14,9 +14,11 @@ from specbatch.pipeline.runtime.leases import Held
 from specbatch.pipeline.stages.context import StageContext
 from specbatch.pipeline.stages.draft_models import GroupModels
 from specbatch.pipeline.stages.group_report import group_report
+from specbatch.pipeline.stages.judging import Judging
 from specbatch.pipeline.stages.moderation import Moderation, policy_report, with_rulings
 from specbatch.pipeline.stages.requests import Drafts, records_of, row_and_sample
 from specbatch.pipeline.stages.reuse import NO_REUSE, Reuse, reuse_report
+from specbatch.pipeline.stages.scoring import Scoring, score_report
 from specbatch.pipeline.stages.texts import with_text
 from specbatch.pipeline.stages.whole_results import put_kept
 from specbatch.pipeline.storage.artefacts import ReuseNotes, Rulings
@@ -53,7 +55,7 @@ def results_of(
     context: StageContext, host: Engines, group: Group, computed: Iterable[Completion]
 ) -> Results:
     """Of what the engine has computed, and of copies of the same. Raises what `Moderation.judged`
-    raises."""
+    and `Scoring.scored` raise."""
     return _judged(context, host, group, group.reuse.with_copies(computed))
 
 
@@ -64,8 +66,9 @@ def _judged(
     records = records_of(job, group.rows, completions, group.drafts, price)
     notes = group.reuse.notes(completions, records)
     of_group = (job, group.spec, group.rows, context.tokenizers, context.hooks, host)
-    records, rulings = Moderation(*of_group, group.tickets, price).judged(records)
-    return Results(completions, records, notes, rulings)
+    judging = Judging(*of_group, group.tickets, price)
+    records, rulings = Moderation(judging).judged(records)
+    return Results(completions, Scoring(judging).scored(records, rulings), notes, rulings)
 
 
 def recorded_as(
@@ -101,6 +104,7 @@ def keep_finished(context: StageContext, host: Engines, group: Group) -> None:
         context, job_as_pinned, spec, group.rows, results.records, results.rulings
     )
     report |= group_report(done) | reuse_report(results.notes, done) | policy_report(done)
+    report |= score_report(done, group.rows, spec)
     timing = context.device_time(tickets)
     keep = partial(context.store.keep_part, lease, kept, timing, report, usage=held.usage)
     with held.usage.last_write():

@@ -135,6 +135,7 @@ class Night:
         sampling: Mapping[str, Any] | None = None,
         more: Mapping[str, Any] | None = None,
         keep_best: int | None = None,
+        best_by: Mapping[str, Any] | None = None,
         **speculation: Any,
     ) -> Done:
         """Do a job: greedy if `sampling` says nothing else, its log-probabilities kept.
@@ -151,6 +152,7 @@ class Night:
                 "output": {
                     "uri": str(self.folder / f"out-{self._jobs}"),
                     "keep_best": keep_best,
+                    "best_by": best_by,
                 },
                 "sampling": {
                     **{"max_tokens": tokens, "ignore_eos": True, "logprobs": True},
