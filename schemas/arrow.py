@@ -131,3 +131,9 @@ OUTPUT = _schema(
     pa.field("numeric_class", pa.string()),
     pa.field("tool_calls", list_of(_TOOL_CALL)),
 )
+SCORED_OUTPUT = OUTPUT.append(pa.field("score", pa.float64()))  # of jobs with `output.best_by`
+
+
+def output_schema(scored: bool) -> pa.Schema:
+    """The columns of an output, without those of the input that it keeps."""
+    return SCORED_OUTPUT if scored else OUTPUT

@@ -36,7 +36,7 @@ _FIELDS = (
     *_COUNTS,
     *("row_id", "seed", "token_ids", "text", "error", "decode_sec", "baseline_sec"),
     *("price_microusd", "ahead_ticks", "ahead_price_microusd"),
-    *("numeric_class", "model_fingerprint", "receipt", "reused_from"),
+    *("numeric_class", "model_fingerprint", "receipt", "reused_from", "score"),
 )
 
 

@@ -111,6 +111,7 @@ COMPLETIONS = pa.schema(
         _maybe("numeric_class", _STRING, "class in which its tokens were decided; null: unknown"),
         _maybe("model_fingerprint", _STRING, "of the model that decided them; null: unknown"),
         _maybe("reused_from", _STRING, "job/row/sample that it is a copy of; null: computed here"),
+        _maybe("score", _DOUBLE, "by `output.best_by`, the higher the better; null: it has none"),
     ]
 )
 

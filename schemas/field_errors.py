@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
+from types import UnionType
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
@@ -115,8 +116,11 @@ def _fields_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
     for part in location:
         if isinstance(part, int):  # of a list, whose kind of item was taken before
             continue
-        annotation = model.model_fields[part].annotation if part in model.model_fields else None
+        field = model.model_fields.get(part)
+        annotation: Any = None if field is None else field.annotation
         if get_origin(annotation) is tuple:
+            annotation = get_args(annotation)[0]
+        if isinstance(annotation, UnionType):  # of a section that may be left out
             annotation = get_args(annotation)[0]
         if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
             return []

@@ -14,6 +14,7 @@ Place = tuple[int, int]  # row, sample
 FAILED = "failed"  # the code of `on_error`
 NO_VERDICT = "policy_failed"  # in a job's report: completions that a policy gave no verdict on
 PATTERNS, JUDGE = "patterns", "judge"  # the policies that are built in
+MOST_PROMPT_CHARS = 16_384  # of a judge's question
 ENTRY_POINTS = "specbatch.policies"  # the group of those that other packages offer
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
 Name = Annotated[str, StringConstraints(pattern=rf"^{_NAME}$")]
@@ -153,7 +154,7 @@ class PolicySpec(BaseModel):
     )
     prompt: str | None = Field(
         default=None,
-        max_length=16_384,
+        max_length=MOST_PROMPT_CHARS,
         description="of `judge`: a question about {text} that the verifier answers with yes or no",
     )
     verdict: Literal["redact", "review", "block"] = Field(
@@ -177,13 +178,8 @@ class PolicySpec(BaseModel):
                 raise ValueError(f"policy {name} needs {field}")
             if self.use != name and getattr(self, field):
                 raise ValueError(f"field {field} goes with `use: {name}`, and this is `{self.use}`")
-        unknown = set(re.findall(r"\{[a-z_]+\}", self.prompt or "")) - {"{text}", "{prompt}"}
-        if unknown:
-            raise ValueError(
-                f"the prompt has {min(unknown)}: its places are {{text}} and {{prompt}}"
-            )
-        if self.use == JUDGE and "{text}" not in (self.prompt or ""):
-            raise ValueError("the prompt of a judge needs {text}, where the completion goes")
+        if self.prompt and (problem := problem_of_question(self.prompt)) is not None:
+            raise ValueError(problem)
         if self.verdict == "redact" and self.use != PATTERNS:
             raise ValueError("only patterns redact by a verdict of the spec")
         if self.use in of and self.options:
@@ -197,6 +193,16 @@ class PolicySpec(BaseModel):
     @property
     def if_failed(self) -> Verdict:
         return Verdict(Ruling(self.on_error), code=FAILED)
+
+
+def problem_of_question(prompt: str) -> str | None:
+    """What is wrong with a judge's prompt; None if nothing is."""
+    unknown = set(re.findall(r"\{[a-z_]+\}", prompt)) - {"{text}", "{prompt}"}
+    if unknown:
+        return f"the prompt has {min(unknown)}: its places are {{text}} and {{prompt}}"
+    if "{text}" not in prompt:
+        return "the prompt of a judge needs {text}, where the completion goes"
+    return None
 
 
 def names_of(policies: Sequence[PolicySpec]) -> list[str]:

@@ -364,6 +364,8 @@ class CompletionRecord:
     # its origins are all PLAIN. None: decided here.
     reused_from: str | None = None
     rulings: tuple[Ruled, ...] = ()  # of the job's policies; the audit log has them, the row not
+    # By what `output.best_by` names, the higher the better; None: it was not asked, or failed.
+    score: float | None = None
 
     @property
     def has_failed(self) -> bool:

@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from specbatch.schemas.best_by import BestBySpec, why_no_choice
 from specbatch.schemas.encryption import no_key
 from specbatch.schemas.errors import SpecError
 from specbatch.schemas.field_errors import explain
@@ -390,6 +391,10 @@ class OutputSpec(Part):
         description="publish so many of a prompt's n completions: those with the highest mean "
         "log-probability; all n are in the store",
     )
+    best_by: BestBySpec | None = Field(
+        default=None,
+        description="what scores them instead: {use: judge, prompt: …}, or a package's entry point",
+    )
     malformed: MalformedSpec = AS_IT_IS
 
     @field_validator("keep_columns", mode="before")
@@ -660,6 +665,14 @@ class JobSpec(Part):
         return None if value in ("", "none") else value
 
     @model_validator(mode="after")
+    def _best_by_has_a_choice(self) -> JobSpec:
+        by, n = (self.output.best_by, self.output.keep_best), self.sampling.n
+        own_n = self.input.format in ("auto", "openai") or self.input.sampling_column is not None
+        if (problem := why_no_choice(*by, n, own_n)) is not None:
+            raise ValueError(problem)
+        return self
+
+    @model_validator(mode="after")
     def _ratio_tests_need_a_model(self) -> JobSpec:
         verification = self.speculation.verification
         if verification is not Verification.COUPLED and self.proposer is None:
@@ -733,19 +746,6 @@ class JobSpec(Part):
         pilot = group_index % period == period - 1
         every = self.speculation.pregenerate is True or worth_it
         return self.may_propose and (pilot or every)
-
-
-CONTEXT_TOKENS = "context_tokens"  # key of a job's report, where its max_tokens is above it
-
-
-def beyond_context(max_tokens: int, context_tokens: int | None) -> str | None:
-    """What to say where completions cannot have `max_tokens`; None where they can, or might."""
-    if context_tokens is None or max_tokens < context_tokens:
-        return None
-    return (
-        f"max_tokens {max_tokens:,} is above what the model can do: prompt and completion have "
-        f"{context_tokens:,} tokens at most, and a completion ends there with finish reason length"
-    )
 
 
 def spec_of(job: JobRow) -> JobSpec:

@@ -232,6 +232,7 @@ class Completion(Base):
     # Proves its prompt and output after these are purged (`receipts.py`); NULL: there was no key.
     receipt: Mapped[bytes | None] = mapped_column(LargeBinary)
     reused_from: Mapped[str | None]  # job/row/sample that it is a copy of; NULL: decided here
+    score: Mapped[float | None]  # by which the best of a prompt are chosen; NULL: it has none
 
 
 class ReusableOutput(Base):

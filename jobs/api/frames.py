@@ -69,7 +69,7 @@ def check_kept(frame: Any, spec: JobSpec) -> None:
     if kept == "all":
         has_id = spec.input.id_column in (None, "id")  # then an output has the same
         kept = [name for name in _names_of(frame) if not (name == "id" and has_id)]
-    for name in kept and _output_names():
+    for name in kept and _output_names(spec.output.best_by is not None):
         if name in kept:
             raise InputError(
                 f"column `{name}` of the data cannot be kept, because the output has one of that "
@@ -116,18 +116,20 @@ def parquet_of(frame: Any, library: str, columns: Sequence[str] | None) -> bytes
     return file.getvalue()
 
 
-def with_completions(frame: Any, library: str, completions: pa.Table, unfinished: str) -> Any:
+def with_completions(
+    frame: Any, library: str, completions: pa.Table, unfinished: str, scored: bool = False
+) -> Any:
     """A new frame: each of the frame's rows as often as it has completions, with their columns.
 
-    `completions` are an output's rows in input order. A row that has none, because its job was
-    stopped, comes once with `unfinished` as its error.
+    `completions` are an output's rows in input order, `scored` where its job had `best_by`. A row
+    that has none, because its job was stopped, comes once with `unfinished` as its error.
     """
     import numpy as np
 
     table = _with_lost_rows(completions, _rows_of(frame), unfinished)
     positions = table.column("row_index").to_numpy()
     taken = set(_names_of(frame))
-    added = table.select([name for name in _output_names() if name not in NOT_ADDED])
+    added = table.select([name for name in _output_names(scored) if name not in NOT_ADDED])
     added = added.rename_columns([_free_name(name, taken) for name in added.column_names])
     same = len(positions) == _rows_of(frame) and bool(
         np.array_equal(positions, np.arange(len(positions)))
@@ -135,10 +137,10 @@ def with_completions(frame: Any, library: str, completions: pa.Table, unfinished
     return _JOINED[library](frame, None if same else positions, added)
 
 
-def _output_names() -> list[str]:
+def _output_names(scored: bool) -> list[str]:
     from specbatch.schemas import arrow
 
-    return list(arrow.OUTPUT.names)
+    return list(arrow.output_schema(scored).names)
 
 
 def _free_name(name: str, taken: set[Any]) -> str:

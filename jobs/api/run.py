@@ -215,7 +215,8 @@ def _frame_of(frame: Any, library: str, job: JobRow, objects: Objects) -> Any:
     from specbatch.pipeline.outputs.outputs import read_output
 
     completions = read_output(job.output_uri, objects, job.job_id)
-    return with_completions(frame, library, completions, job.stop_reason or "cancelled")
+    scored = bool((job.spec.get("output") or {}).get("best_by"))
+    return with_completions(frame, library, completions, job.stop_reason or "cancelled", scored)
 
 
 def _warn(c: Client, job: JobRow) -> None:

@@ -21,11 +21,12 @@ from specbatch.pipeline.inputs.prompt_template import (
 )
 from specbatch.pipeline.inputs.sources import find_files, text_source
 from specbatch.pipeline.storage.objects import Objects, tidy
+from specbatch.schemas.context_length import beyond_context
 from specbatch.schemas.errors import InputError, JobNotFoundError, ObjectError, UsageError
 from specbatch.schemas.extras import require_engine_extra
 from specbatch.schemas.notifications import FILE, load_targets
 from specbatch.schemas.settings import VLLM, Settings
-from specbatch.schemas.spec import InputSpec, JobSpec, beyond_context
+from specbatch.schemas.spec import InputSpec, JobSpec
 
 if TYPE_CHECKING:
     from specbatch.pipeline.operations.preflight import Checked

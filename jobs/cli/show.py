@@ -26,6 +26,7 @@ from specbatch.pipeline.operations.tools import first_rows
 from specbatch.pipeline.policy.costs.savings import drafted, savings
 from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.schemas.audit import AuditRecord, Correctness
+from specbatch.schemas.context_length import CONTEXT_TOKENS, beyond_context
 from specbatch.schemas.draft_switches import DraftSwitch
 from specbatch.schemas.fingerprint import shown
 from specbatch.schemas.job_progress import JobProgress
@@ -38,7 +39,6 @@ from specbatch.schemas.records import (
     Prompts,
     RejectedRow,
 )
-from specbatch.schemas.spec import CONTEXT_TOKENS, beyond_context
 from specbatch.schemas.speculation import ALL_PROPOSERS, Decision
 from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
 

@@ -55,6 +55,11 @@ def _later_source(value: str | None) -> bytes:
     return b"" if value is None else _tagged(b"r", value.encode())
 
 
+def _later_double(value: float | None) -> bytes:
+    """The same of a number."""
+    return b"" if value is None else _double(value)
+
+
 def _integer(value: int) -> bytes:
     return b"i" + value.to_bytes(8, "little", signed=True)
 
@@ -144,6 +149,7 @@ FACTS: Mapping[str, Encode] = {
     "model_fingerprint": _later_text,
     "receipt": _later_bytes,
     "reused_from": _later_source,
+    "score": _later_double,
 }
 
 _get_content = attrgetter(*CONTENT)

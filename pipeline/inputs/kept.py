@@ -22,12 +22,12 @@ INPUT_FILES = "input_files"  # key of a job's report: a digest of their names an
 ALL = "all"
 
 
-def kept_schema(source: Source, wanted: KeptColumns) -> pa.Schema:
+def kept_schema(source: Source, wanted: KeptColumns, own: pa.Schema = arrow.OUTPUT) -> pa.Schema:
     """The columns to keep, with their types. Raises `InputError` for one that there is not, or
-    that the output has itself, and `ObjectError`."""
+    that the output has itself (`own`), and `ObjectError`."""
     schema = source.kept_schema(None if wanted == ALL else wanted)
     for name in schema.names:
-        if name in arrow.OUTPUT.names:
+        if name in own.names:
             raise InputError(
                 f"column `{name}` of the input cannot be kept, because the output has one of that "
                 "name; rename it, or name other columns in output.keep_columns"

@@ -1,53 +1,85 @@
-"""The process of one policy of another package: `python -m … NAME DESCRIPTOR`.
+"""The process of one entry point of another package: `python -m … KIND NAME DESCRIPTOR`.
 
 It answers questions that come by a pipe, JSON both ways, each answer with the number of its
-question. A second process, in which none of the policy's code runs, ends both when standard input
-ends: with who started them, whatever the policy is doing then.
+question. A second process, in which none of the package's code runs, ends both when standard input
+ends: with who started them, whatever the entry point is doing then.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from multiprocessing.connection import Connection
+from numbers import Real
 from typing import Any
 
+from specbatch.schemas.best_by import SCORERS
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.policies import ENTRY_POINTS, PolicyInput, Verdict
 
 Hook = Callable[..., Any]
+Answer = dict[str, Any]  # as JSON
 
 
-def entry_point(name: str) -> EntryPoint:
+def _verdict(said: Any) -> Answer:
+    if not isinstance(said, Verdict):
+        return {"failed": f"it returned {_type_of(said)}, no Verdict"}
+    return {"ruling": said.ruling, "text": said.text, "code": said.code}
+
+
+def _score(said: Any) -> Answer:
+    if isinstance(said, bool) or not isinstance(said, Real):
+        return {"failed": f"it returned {_type_of(said)}, no number"}
+    score = float(said)
+    return {"score": score} if math.isfinite(score) else {"failed": "its number is not finite"}
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What packages offer in one group of entry points."""
+
+    name: str  # in errors and logs
+    group: str
+    answer: Callable[[Any], Answer]  # of what the entry point returned
+
+
+POLICY = Kind("policy", ENTRY_POINTS, _verdict)
+SCORER = Kind("scorer", SCORERS, _score)
+
+
+def entry_point(kind: Kind, name: str) -> EntryPoint:
     """Raises `UsageError` if no installed package offers it."""
-    found = entry_points(group=ENTRY_POINTS, name=name)
+    found = entry_points(group=kind.group, name=name)
     if not found:
-        others = ", ".join(sorted(entry_points(group=ENTRY_POINTS).names)) or "none"
+        others = ", ".join(sorted(entry_points(group=kind.group).names)) or "none"
         raise UsageError(
-            f"no installed package offers policy `{name}` (entry points of {ENTRY_POINTS} here: "
+            f"no installed package offers {kind.name} `{name}` (entry points of {kind.group} here: "
             f"{others}); install it on every verify worker"
         )
     return next(iter(found))
 
 
 def main() -> None:
-    name, descriptor = sys.argv[1], int(sys.argv[2])
+    kind = {kind.name: kind for kind in (POLICY, SCORER)}[sys.argv[1]]
+    name, descriptor = sys.argv[2], int(sys.argv[3])
     if child := os.fork():
         os.close(descriptor)
         _guard(child)
     pipe, own = Connection(descriptor), os.getpid()
     with suppress(EOFError, OSError):
-        hook = _load(name, pipe)
+        hook = _load(kind, name, pipe)
         while hook is not None:
             question = json.loads(pipe.recv_bytes())
-            answer = {"number": question["number"], **_asked(hook, question)}
-            if os.getpid() != own:  # the policy has forked, and came back in both
+            answer = {"number": question["number"], **_asked(kind, hook, question)}
+            if os.getpid() != own:  # it has forked, and came back in both
                 os._exit(1)
             pipe.send_bytes(json.dumps(answer).encode())
 
@@ -59,29 +91,26 @@ def _guard(child: int) -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _load(name: str, pipe: Connection) -> Hook | None:
+def _load(kind: Kind, name: str, pipe: Connection) -> Hook | None:
     try:
-        hook: Hook = entry_point(name).load()
+        hook: Hook = entry_point(kind, name).load()
     except BaseException as error:
-        pipe.send_bytes(json.dumps({"failed": f"it cannot be loaded: {_kind(error)}"}).encode())
+        pipe.send_bytes(json.dumps({"failed": f"it cannot be loaded: {_type_of(error)}"}).encode())
         return None
     pipe.send_bytes(b"{}")
     return hook
 
 
-def _asked(hook: Hook, question: dict[str, Any]) -> dict[str, Any]:
-    """A verdict, or why there is none. An error's own words may quote the text."""
+def _asked(kind: Kind, hook: Hook, question: dict[str, Any]) -> Answer:
+    """An answer, or why there is none. An error's own words may quote the text."""
     try:
-        said = hook(PolicyInput(**question["given"]), **question["options"])
+        return kind.answer(hook(PolicyInput(**question["given"]), **question["options"]))
     except BaseException as error:
-        return {"failed": f"it raised {_kind(error)}"}
-    if not isinstance(said, Verdict):
-        return {"failed": f"it returned {type(said).__name__}, no Verdict"}
-    return {"ruling": said.ruling, "text": said.text, "code": said.code}
+        return {"failed": f"it raised {_type_of(error)}"}
 
 
-def _kind(error: BaseException) -> str:
-    return type(error).__name__
+def _type_of(value: object) -> str:
+    return type(value).__name__
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
-"""Policies of other packages: entry points of `specbatch.policies`, each in a process of its own.
+"""Policies and scorers of other packages: entry points, each in a process of its own.
 
 A thread that hangs cannot be ended; a process can (`hook_process.py`). It gets a completion and
-returns a `Verdict`. What else it does is a failure: raising, hanging, dying, or returning something
-else. It has the worker's environment, but neither its terminal nor its `__main__`.
+returns a `Verdict`, or a score. What else it does is a failure: raising, hanging, dying, or
+returning something else. It has the worker's environment, but neither its terminal nor its
+`__main__`.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -21,7 +23,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from specbatch.pipeline.moderation import hook_process
-from specbatch.pipeline.moderation.hook_process import entry_point
+from specbatch.pipeline.moderation.hook_process import POLICY, Kind, entry_point
 from specbatch.schemas.errors import RequestCancelledError, UsageError
 from specbatch.schemas.policies import PolicyInput, Ruling, Verdict
 
@@ -30,7 +32,7 @@ LOAD_SEC = 300.0  # it may have a model to load
 
 
 class HookFailedError(Exception):
-    """The policy gave no verdict. The message never quotes the text."""
+    """The entry point gave no answer. The message never quotes the text."""
 
 
 class _EndedError(HookFailedError):
@@ -44,9 +46,10 @@ class HookProcess:
     Raises `UsageError` if no installed package offers it.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, kind: Kind = POLICY) -> None:
         self.name = name
-        of = entry_point(name).dist
+        self.kind = kind
+        of = entry_point(kind, name).dist
         self.version = f"{of.name} {of.version}" if of is not None else "unknown"
         self._turn = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -55,7 +58,17 @@ class HookProcess:
         self._is_over = False
 
     def judge(self, given: PolicyInput, options: Mapping[str, Any], timeout_sec: float) -> Verdict:
-        """Raises `HookFailedError`, and `RequestCancelledError` once the worker ends."""
+        """What a policy says. Raises `HookFailedError`, and `RequestCancelledError` once the worker
+        ends."""
+        return _verdict(self._said(given, options, timeout_sec))
+
+    def score(self, given: PolicyInput, options: Mapping[str, Any], timeout_sec: float) -> float:
+        """What a scorer says, a finite number. Raises as `judge` does."""
+        return _score(self._said(given, options, timeout_sec))
+
+    def _said(
+        self, given: PolicyInput, options: Mapping[str, Any], timeout_sec: float
+    ) -> dict[str, Any]:
         with self._turn:
             try:
                 answer = self._answer(given, options, timeout_sec)
@@ -63,7 +76,7 @@ class HookProcess:
                 answer = self._answer(given, options, timeout_sec)
         if "failed" in answer:
             raise HookFailedError(answer["failed"])
-        return _verdict(answer)
+        return answer
 
     def load(self) -> None:
         """Start the process, if none runs. Raises `UsageError` where it cannot be loaded."""
@@ -72,8 +85,8 @@ class HookProcess:
                 self._start()
             except HookFailedError as error:
                 raise UsageError(
-                    f"policy `{self.name}` of {self.version} cannot be used: {error}; mend or "
-                    "install it on every verify worker, then retry the job"
+                    f"{self.kind.name} `{self.name}` of {self.version} cannot be used: {error}; "
+                    "mend or install it on every verify worker, then retry the job"
                 ) from None
 
     def close(self) -> None:
@@ -93,7 +106,7 @@ class HookProcess:
         self._asked += 1
         question = {"number": self._asked, "given": asdict(given), "options": dict(options)}
         answer = self._exchange(json.dumps(question).encode(), timeout_sec)
-        if answer.get("number") != self._asked:  # of a copy that the policy has made of itself
+        if answer.get("number") != self._asked:  # of a copy that it has made of itself
             self._end()
             raise HookFailedError("it gave an answer to another question")
         return answer
@@ -103,7 +116,7 @@ class HookProcess:
             return
         self._pipe, theirs = multiprocessing.Pipe()
         with theirs:
-            self._process = _started(self.name, theirs.fileno())
+            self._process = _started(self.kind, self.name, theirs.fileno())
         said = self._exchange(None, LOAD_SEC)
         if "failed" in said:
             self._end()
@@ -143,9 +156,9 @@ class HookProcess:
             pipe.close()
 
 
-def _started(name: str, descriptor: int) -> subprocess.Popen[bytes]:
+def _started(kind: Kind, name: str, descriptor: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", hook_process.__name__, name, str(descriptor)],
+        [sys.executable, "-P", "-m", hook_process.__name__, kind.name, name, str(descriptor)],
         stdin=subprocess.PIPE,  # ends with this process
         pass_fds=(descriptor,),
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
@@ -177,16 +190,25 @@ def _verdict(answer: Mapping[str, Any]) -> Verdict:
         raise HookFailedError(f"its verdict is invalid: {type(error).__name__}") from None
 
 
+def _score(answer: Mapping[str, Any]) -> float:
+    """Raises `HookFailedError`, without a word of what came."""
+    score = answer.get("score")
+    if not isinstance(score, float) or not math.isfinite(score):
+        raise HookFailedError("its score is invalid")
+    return score
+
+
 @dataclass(slots=True)
 class Hooks:
     """The entry points that this worker has been asked for, each in its process."""
 
-    _by_name: dict[str, HookProcess] = field(default_factory=dict)
+    _by_name: dict[tuple[str, str], HookProcess] = field(default_factory=dict)
 
-    def of(self, name: str) -> HookProcess:
+    def of(self, name: str, kind: Kind = POLICY) -> HookProcess:
         """Raises `UsageError` if no installed package offers it."""
-        found = self._by_name.get(name)
-        return found or self._by_name.setdefault(name, HookProcess(name))
+        key = (kind.name, name)
+        found = self._by_name.get(key)
+        return found or self._by_name.setdefault(key, HookProcess(name, kind))
 
     def close(self) -> None:
         for hook in self._by_name.values():

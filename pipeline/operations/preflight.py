@@ -23,7 +23,9 @@ from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.pipeline.moderation.patterns import Patterns
 from specbatch.pipeline.outputs.outputs import OutputWriter
 from specbatch.pipeline.storage.objects import ASKED_RETRY_SEC, Objects
-from specbatch.schemas.errors import InputError, ObjectError, UsageError
+from specbatch.schemas.arrow import output_schema
+from specbatch.schemas.best_by import why_no_choice
+from specbatch.schemas.errors import InputError, ObjectError, SpecError, UsageError
 from specbatch.schemas.policies import JUDGE, PATTERNS
 from specbatch.schemas.settings import EXACT
 from specbatch.schemas.spec import JobSpec
@@ -46,15 +48,28 @@ class Checked:
 
 def check_policies(spec: JobSpec, engine: str) -> None:
     """Raise `UsageError` for a pattern that is invalid, and for a judge where `engine` takes no
-    grammars. Policies of other packages need not be installed here."""
+    grammars. Policies and scorers of other packages need not be installed here."""
     for policy in spec.policies:
         if policy.use == PATTERNS:
             Patterns(policy)
-        if policy.use == JUDGE and engine != EXACT:
+    best_by = spec.output.best_by
+    asked = {"policy judge": [policy.use for policy in spec.policies]}
+    asked["judge of best_by"] = [best_by.use] if best_by is not None else []
+    for name, uses in asked.items():
+        if JUDGE in uses and engine != EXACT:
             raise UsageError(
-                f"policy judge needs grammars, which the engine {engine} does not take: leave it "
+                f"{name} needs grammars, which the engine {engine} does not take: leave it "
                 f"out, or verify with the engine {EXACT}"
             )
+
+
+def check_best_by(spec: JobSpec, source: Source) -> None:
+    """Raise `SpecError` where no row can have more completions than are published."""
+    output, column = spec.output, spec.input.sampling_column
+    own_n = source.format == "openai" or column is not None
+    problem = why_no_choice(output.best_by, output.keep_best, spec.sampling.n, own_n)
+    if problem is not None:
+        raise SpecError(f"job spec: {problem}")
 
 
 def check_job(
@@ -83,8 +98,10 @@ def check_job(
     try:
         source = open_source(spec.input, objects, reader_bytes)
         source.check()
+        check_best_by(spec, source)
         if spec.output.keep_columns:
-            kept_schema(source, spec.output.keep_columns)
+            own = output_schema(spec.output.best_by is not None)
+            kept_schema(source, spec.output.keep_columns, own)
     except ObjectError as error:
         raise InputError(str(error)) from None
     OutputWriter(objects, spec.output.uri, job_id="").check(is_mine)

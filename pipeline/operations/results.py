@@ -11,11 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import attrgetter
-from typing import Any
+
+import pyarrow as pa
 
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.outputs.outputs import Manifest, read_manifest
-from specbatch.pipeline.outputs.parts import OutputRow, columns_of
+from specbatch.pipeline.outputs.parts import OutputRow, whole_row
 from specbatch.pipeline.outputs.rows import (
     ComparedRow,
     Row,
@@ -74,8 +75,13 @@ class Results:
     def columns(self) -> list[str]:
         """Names of the columns, kept ones of the input among them if the output is read."""
         if self.manifest is None:
-            return list(arrow.OUTPUT.names)
+            return list(self._own.names)
         return column_names(self.objects, self.job.output_uri, self.manifest)
+
+    @property
+    def _own(self) -> pa.Schema:
+        """What an output of the job has, without columns of the input."""
+        return arrow.output_schema(bool((self.job.spec.get("output") or {}).get("best_by")))
 
     def rows(self, columns: Sequence[str] | None = None) -> Iterator[Row]:
         """The rows with all columns, or with these. Raises `UsageError` for an unknown column."""
@@ -110,7 +116,7 @@ class Results:
 
     def _as_kept(self, row: OutputRow) -> Row:
         """A row of the store as the output would have it, with null for what is not kept."""
-        values: dict[str, Any] = dict.fromkeys(arrow.OUTPUT.names) | columns_of(row)
+        values = whole_row(row, self._own)
         is_gone = self.job.purged_at is not None
         if isinstance(row, CompletionRecord) and (is_gone or NOT_KEPT in row.token_ids):
             values["token_ids"] = None

@@ -21,6 +21,7 @@ Columns of `data/part-00000.parquet` and so on, or fields of `data/part-00000.js
     top_logprobs       list     the most likely tokens at each place: token_id, logprob
     numeric_class      string   the class in which the tokens were decided; null if unknown
     tool_calls         list     calls of functions: name, arguments (JSON text); null if none
+    score              double   only with `output.best_by`: what it gave; null if nothing
 
 A quarantined row has finish_reason "error", sample_index 0 and null in the columns that do not
 apply. Nothing else is in `data/`, so that any reader of the format opens the folder. Beside it, for
@@ -114,6 +115,7 @@ class OutputWriter:
         job_id: str,
         rows_per_part: int | None = None,
         kind: OutputFormat = "parquet",
+        scored: bool = False,
     ):
         self._still_mine: Callable[[], None] = _unasked
         self._objects = objects
@@ -121,6 +123,7 @@ class OutputWriter:
         self._job_id = job_id
         self._rows_per_part = rows_per_part or ROWS_PER_PART
         self._kind = kind
+        self._own = arrow.output_schema(scored)
 
     def check(self, is_mine: Callable[[str], bool] | None = None) -> None:
         """Raise `OutputError` unless the location can be claimed. Leaves nothing behind.
@@ -239,7 +242,7 @@ class OutputWriter:
             rest = islice(rows, self._rows_per_part - 1)
             path, name = folder / "part", part_name(number, self._kind)
             given = chain([first], rest) if first is not None else iter(())
-            yield self._publish(path, name, write_part(path, given, self._kind, kept))
+            yield self._publish(path, name, write_part(path, given, self._kind, kept, self._own))
             number, first = number + 1, next(rows, None)
 
     def _publish_all(self, files: Iterable[tuple[Path, int]]) -> tuple[WrittenFile, ...]:

@@ -1,6 +1,7 @@
 """Writes and reads one part of a job's output: Parquet, or one JSON object per line.
 
-Both formats have the columns of `arrow.OUTPUT`. JSON has no NaN: such a log-probability is null.
+Both formats have the columns of `arrow.output_schema`. JSON has no NaN: such a log-probability is
+null.
 """
 
 from __future__ import annotations
@@ -72,14 +73,18 @@ _Piece = tuple[list[OutputRow], pa.RecordBatch | None]
 
 
 def write_part(
-    path: Path, rows: Iterator[OutputRow], kind: OutputFormat, kept: Kept | None = None
+    path: Path,
+    rows: Iterator[OutputRow],
+    kind: OutputFormat,
+    kept: Kept | None = None,
+    own: pa.Schema = arrow.OUTPUT,
 ) -> int:
     """Write all rows with their kept columns, a row group in memory at a time; returns how many.
 
-    Raises what reading the kept columns raises.
+    `own`: the output's columns. Raises what reading the kept columns raises.
     """
     write = _write_jsonl if kind == "jsonl" else _write_parquet
-    return write(path, _pieces(rows, kept), kept.schema if kept is not None else None)
+    return write(path, _pieces(rows, kept), own, kept.schema if kept is not None else None)
 
 
 def _pieces(rows: Iterator[OutputRow], kept: Kept | None) -> Iterator[_Piece]:
@@ -104,17 +109,21 @@ def read_part(data: bytes, name: str) -> pa.Table:
     return table
 
 
-def _write_parquet(path: Path, pieces: Iterator[_Piece], more: pa.Schema | None) -> int:
-    count, schema = 0, pa.schema([*arrow.OUTPUT, *(more or ())], metadata=arrow.OUTPUT.metadata)
+def _write_parquet(
+    path: Path, pieces: Iterator[_Piece], own: pa.Schema, more: pa.Schema | None
+) -> int:
+    count, schema = 0, pa.schema([*own, *(more or ())], metadata=own.metadata)
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-        for table in _row_groups(_table(rows, kept, schema) for rows, kept in pieces):
+        for table in _row_groups(_table(rows, own, kept, schema) for rows, kept in pieces):
             writer.write_table(table)
             count += table.num_rows
     return count
 
 
-def _table(rows: list[OutputRow], kept: pa.RecordBatch | None, schema: pa.Schema) -> pa.Table:
-    table = pa.Table.from_pylist([columns_of(row) for row in rows], schema=arrow.OUTPUT)
+def _table(
+    rows: list[OutputRow], own: pa.Schema, kept: pa.RecordBatch | None, schema: pa.Schema
+) -> pa.Table:
+    table = pa.Table.from_pylist([columns_of(row) for row in rows], schema=own)
     columns = kept.columns if kept is not None else []
     return pa.Table.from_arrays([*table.columns, *columns], schema=schema)
 
@@ -132,14 +141,16 @@ def _row_groups(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
         yield pa.concat_tables(waiting)
 
 
-def _write_jsonl(path: Path, pieces: Iterator[_Piece], more: pa.Schema | None) -> int:
-    count, empty = 0, dict.fromkeys(arrow.OUTPUT.names)
+def _write_jsonl(
+    path: Path, pieces: Iterator[_Piece], own: pa.Schema, more: pa.Schema | None
+) -> int:
+    count = 0
     json_text = [field.name for field in more or () if field.metadata]
     with path.open("wb") as file:
         for rows, kept in pieces:
             columns = _plain(kept, json_text) if kept is not None else [{}] * len(rows)
-            for row, own in zip(rows, columns, strict=True):
-                line = empty | columns_of(row) | own
+            for row, others in zip(rows, columns, strict=True):
+                line = whole_row(row, own) | others
                 file.write(orjson.dumps(line, default=as_text, option=orjson.OPT_APPEND_NEWLINE))
             count += len(rows)
     return count
@@ -170,6 +181,12 @@ def _readable(cell: pa.Scalar) -> Any:
 def as_text(value: Any) -> str:
     """What JSON has no type for: bytes as base64, decimals and durations as text."""
     return b64encode(value).decode() if isinstance(value, bytes) else str(value)
+
+
+def whole_row(row: OutputRow, own: pa.Schema) -> dict[str, Any]:
+    """A row of the output with all of these columns, in their order."""
+    found = columns_of(row)
+    return {name: found.get(name) for name in own.names}
 
 
 def columns_of(row: OutputRow) -> dict[str, Any]:
@@ -203,6 +220,7 @@ def columns_of(row: OutputRow) -> dict[str, Any]:
         "top_logprobs": top_columns(row),
         "numeric_class": row.numeric_class,
         "tool_calls": _call_columns(row),
+        "score": row.score,
     }
 
 

@@ -169,6 +169,8 @@ def _shown(spec: Mapping[str, Any], policy: TextPolicy, redactor: Redactor) -> d
         pairs = (spec.get("speculation") or {}).get(name) or ()
         speculation[name] = [[policy.tag(tag), value] for tag, value in pairs]
     parts: dict[str, Any] = {"input": inputs, "sampling": sampling, "speculation": speculation}
+    if best_by := (spec.get("output") or {}).get("best_by"):
+        parts["output"] = {**spec["output"], "best_by": {"use": best_by["use"]}}
     if spec.get("policies"):
         parts["policies"] = [{"use": policy["use"]} for policy in spec["policies"]]
     return {**shown, **parts, SEALED: True}

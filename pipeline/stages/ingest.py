@@ -36,8 +36,9 @@ from specbatch.pipeline.stages.context import StageContext
 from specbatch.pipeline.stages.kept_columns import pinned_files
 from specbatch.pipeline.stages.readings import Reading
 from specbatch.pipeline.stages.whole_results import put_rejected
+from specbatch.schemas.context_length import CONTEXT_TOKENS
 from specbatch.schemas.records import JobRow, JobWork, Stage
-from specbatch.schemas.spec import CONTEXT_TOKENS, JobSpec
+from specbatch.schemas.spec import JobSpec
 
 
 def ingest(context: StageContext, job_id: str) -> None:

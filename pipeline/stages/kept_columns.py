@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
+
 from specbatch.pipeline.inputs.contract import Source
 from specbatch.pipeline.inputs.kept import (
     INPUT_FILES,
@@ -12,6 +14,7 @@ from specbatch.pipeline.inputs.kept import (
 from specbatch.pipeline.inputs.sources import open_source
 from specbatch.pipeline.outputs.parts import Kept
 from specbatch.pipeline.stages.context import StageContext
+from specbatch.schemas.arrow import output_schema
 from specbatch.schemas.records import JobRow
 from specbatch.schemas.spec import JobSpec
 
@@ -24,7 +27,7 @@ def pinned_files(source: Source, job: JobRow, spec: JobSpec) -> dict[str, str]:
     if not spec.output.keep_columns:
         return {}
     check_same_files(source, job.report)
-    kept_schema(source, spec.output.keep_columns)
+    _schema_of(source, spec)
     return {INPUT_FILES: files_digest(source.files)}
 
 
@@ -34,5 +37,10 @@ def kept_columns(context: StageContext, job: JobRow, spec: JobSpec) -> Kept | No
         return None
     source = open_source(spec.input, context.objects, context.reader_bytes)
     check_same_files(source, job.report)
-    schema = kept_schema(source, spec.output.keep_columns)
+    schema = _schema_of(source, spec)
     return Kept(schema, source.kept_rows(schema)) if schema.names else None
+
+
+def _schema_of(source: Source, spec: JobSpec) -> pa.Schema:
+    output = spec.output
+    return kept_schema(source, output.keep_columns, output_schema(output.best_by is not None))

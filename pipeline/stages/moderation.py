@@ -7,21 +7,18 @@ asked once a completion is blocked. A policy that gives no verdict counts as its
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 
-from specbatch.pipeline.engines.contract import Completion, Engines, Request, Ticket
+from specbatch.pipeline.engines.contract import Completion, Engines
 from specbatch.pipeline.inputs.contract import RowError
 from specbatch.pipeline.moderation import judge
-from specbatch.pipeline.moderation.hooks import HookFailedError, Hooks
+from specbatch.pipeline.moderation.hooks import Hooks
 from specbatch.pipeline.moderation.outcome import published_as, without_text
 from specbatch.pipeline.moderation.patterns import Patterns
-from specbatch.pipeline.policy.costs.pricing import cost_units
-from specbatch.pipeline.runtime.tokenizers import Tokenizers
-from specbatch.pipeline.stages.texts import with_text
+from specbatch.pipeline.stages.judging import Asker, Judging, place_of
 from specbatch.pipeline.storage.artefacts import Rulings
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.fingerprint import shown
@@ -41,20 +38,10 @@ from specbatch.schemas.policies import (
     outcome,
 )
 from specbatch.schemas.privacy import PrivacyMode
-from specbatch.schemas.provenance import Ticks
-from specbatch.schemas.records import (
-    FINISHED,
-    CompletionRecord,
-    JobRow,
-    PromptRow,
-    request_id_of,
-)
+from specbatch.schemas.records import FINISHED, CompletionRecord, JobRow, PromptRow
 from specbatch.schemas.spec import JobSpec
-from specbatch.schemas.timekeeping import usd_of
 
 log = logging.getLogger(__name__)
-
-MOST_FAILURES = 3  # of a policy in a row; the rest of the group is not asked any more
 
 
 def prepare(spec: JobSpec, hooks: Hooks, engines: Engines) -> None:
@@ -71,28 +58,22 @@ def prepare(spec: JobSpec, hooks: Hooks, engines: Engines) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Moderation:
-    """What judging a group's completions takes."""
+    """Asks a job's policies about a group's completions."""
 
-    job: JobRow
-    spec: JobSpec
-    rows: Sequence[PromptRow]
-    tokenizers: Tokenizers
-    hooks: Hooks
-    engines: Engines
-    tickets: list[Ticket]  # questions to the verifier are added: their time is the group's
-    price_microusd: int  # of an hour of the device
+    judging: Judging
 
     def judged(self, records: Sequence[CompletionRecord]) -> tuple[list[CompletionRecord], Rulings]:
         """The records, with what judging them cost, and every policy's verdict.
 
         Raises `UsageError` for a policy that is not installed, and `RequestCancelledError`.
         """
-        if not self.spec.policies:
+        judging, policies = self.judging, self.judging.spec.policies
+        if not policies:
             return list(records), {}
-        open_ = dict(self._inputs(records))
+        open_ = judging.inputs(judging.with_texts(records)[0])
         rulings: dict[Place, list[Ruled]] = {place: [] for place in open_}
         spent: Counter[Place] = Counter()
-        for name, policy in zip(names_of(self.spec.policies), self.spec.policies, strict=True):
+        for name, policy in zip(names_of(policies), policies, strict=True):
             for place, ruled, ticks in self._asked(name, policy, open_):
                 rulings[place].append(ruled)
                 spent[place] += ticks
@@ -100,142 +81,65 @@ class Moderation:
                     open_[place] = replace(open_[place], text=ruled.verdict.text)
                 if ruled.verdict.ruling is Ruling.BLOCK:
                     del open_[place]
-        return [self._charged(record, spent[_place(record)]) for record in records], rulings
-
-    def _inputs(self, records: Sequence[CompletionRecord]) -> Iterable[tuple[Place, PolicyInput]]:
-        tokenizer = self.tokenizers.of_job(self.job)
-        texts = tokenizer.decode_batch([record.token_ids for record in records])
-        prompts = {row.row_index: tokenizer.decode(row.prompt_ids) for row in self.rows}
-        for record in with_text(records, texts, self.rows, self.spec, tokenizer.decode):
-            if record.finish_reason in FINISHED:
-                yield (
-                    _place(record),
-                    PolicyInput(
-                        text=record.text,
-                        prompt=prompts[record.row_index],
-                        row_id=record.row_id,
-                        tag=record.tag,
-                        finish_reason=record.finish_reason.value,
-                    ),
-                )
+        return [judging.charged(record, spent[place_of(record)]) for record in records], rulings
 
     def _asked(
         self, name: str, policy: PolicySpec, given: Mapping[Place, PolicyInput]
     ) -> list[tuple[Place, Ruled, int]]:
         """By completion: the verdict, and the units of device time that it took."""
         if policy.use == JUDGE:
-            return self._by_verifier(name, policy, given) if given else []
+            return self._by_verifier(name, policy, given)
         if policy.use == PATTERNS:
             patterns = Patterns(policy)
             version_ = patterns.version
-            ask = _Asker(name, policy, lambda one: patterns.judge(one.text))
+            ask = Asker(lambda one: patterns.judge(one.text))
         else:
-            hook = self.hooks.of(policy.use)
+            hook = self.judging.hooks.of(policy.use)
             options, timeout = policy.options, policy.timeout_sec
             version_ = hook.version
-            ask = _Asker(name, policy, lambda one: hook.judge(one, options, timeout))
+            ask = Asker(lambda one: hook.judge(one, options, timeout))
         answers = [(place, *ask.timed(one)) for place, one in given.items()]
-        ask.log(self.job.job_id)
-        return [(p, Ruled(name, version_, said, sec), 0) for p, said, sec in answers]
+        if ask.failures:
+            self._log_failures(name, policy, ask.failures, ask.why)
+        return [
+            (place, Ruled(name, version_, said or policy.if_failed, sec), 0)
+            for place, said, sec in answers
+        ]
 
-    # --- the verifier as judge -------------------------------------------------------------------
     def _by_verifier(
         self, name: str, policy: PolicySpec, given: Mapping[Place, PolicyInput]
     ) -> list[tuple[Place, Ruled, int]]:
-        tokenizer = self.tokenizers.of_job(self.job)
-        plain = tokenizer.without_special
-        asked = [judge.question(policy, one, plain) for one in given.values()]
-        with_template = tokenizer.has_chat_template
-        if with_template:
-            try:
-                asked = [tokenizer.render([{"role": "user", "content": text}]) for text in asked]
-            except RowError as error:  # the template takes no such chat
-                _log_failures(name, policy, self.job.job_id, len(given), error.code)
-                return [(p, Ruled(name, "", policy.if_failed), 0) for p in given]
-        prompts = tokenizer.encode_batch(asked, special=not with_template)
-        service = self.engines.service(self.spec.engine)
-        grammar = tokenizer.grammar(judge.ANSWER.form, self.engines.model.vocab_size)
-        requests = [
-            Request(
-                request_id=f"{request_id_of(self.job.job_id, *place)}/{name}",
-                prompt_ids=tuple(ids),
-                params=replace(judge.ANSWER, stop_token_ids=tuple(tokenizer.eos_ids)),
-                seed=0,
-                depth=0,
-                grammar=grammar,
-            )
-            for place, ids in zip(given, prompts, strict=True)
-        ]
-        # No request of the job: what the job teaches about drafts is not told to this ticket, and
-        # answers are given to the end though the job is stopped.
-        ticket = service.submit(f"{self.job.job_id}/policies", requests)
-        self.tickets.append(ticket)
-        done = ticket.wait()
-        answers = tokenizer.decode_batch([c.token_ids for c in done])
-        by = f"{self.job.verifier} {shown(self.job.model_fingerprint or 'unknown')}"
-        result = []
-        for place, completion, answer in zip(given, done, answers, strict=True):
-            said = _answered(policy, completion, answer)
-            ruled = Ruled(name, f"specbatch {version('specbatch')} on {by}", said)
-            ruled = replace(ruled, sec=completion.compute_sec)
-            result.append((place, ruled, completion.ticks.total))
+        judging, prompt = self.judging, policy.prompt
+        assert prompt is not None, "a judge has one"
+        try:
+            done = [c for (c,) in judging.of_verifier(name, prompt, given, [judge.ANSWER])]
+        except RowError as error:  # the template takes no such chat
+            self._log_failures(name, policy, len(given), error.code)
+            return [(p, Ruled(name, "", policy.if_failed), 0) for p in given]
+        answers = judging.tokenizer.decode_batch([c.token_ids for c in done])
+        by = f"{judging.job.verifier} {shown(judging.job.model_fingerprint or 'unknown')}"
+        version_ = f"specbatch {version('specbatch')} on {by}"
         failed = [c for c in done if c.error is not None]
         if failed:
-            _log_failures(name, policy, self.job.job_id, len(failed), str(failed[0].error))
-        return result
+            self._log_failures(name, policy, len(failed), str(failed[0].error))
+        return [
+            (
+                place,
+                Ruled(name, version_, _answered(policy, c, answer), c.compute_sec),
+                c.ticks.total,
+            )
+            for place, c, answer in zip(given, done, answers, strict=True)
+        ]
 
-    def _charged(self, record: CompletionRecord, ticks: int) -> CompletionRecord:
-        """With the device time of its judge, which is overhead of its own."""
-        if not ticks:
-            return record
-        usd = usd_of(cost_units(ticks, self.price_microusd))
-        return replace(
-            record, ticks=record.ticks + Ticks(overhead=ticks), cost_usd=record.cost_usd + usd
+    def _log_failures(self, name: str, policy: PolicySpec, count: int, why: str) -> None:
+        log.error(
+            "policy `%s` gave no verdict on %d completions of job %s (%s): on_error says %s",
+            *(name, count, self.judging.job.job_id, why, policy.on_error),
         )
-
-
-@dataclass(slots=True)
-class _Asker:
-    """Asks a policy that may fail."""
-
-    name: str
-    policy: PolicySpec
-    ask: Callable[[PolicyInput], Verdict]
-    failures: int = 0
-    in_a_row: int = 0
-    why: str = ""
-
-    def timed(self, given: PolicyInput) -> tuple[Verdict, float]:
-        """Its verdict, or that of `on_error`; and the seconds that it took."""
-        if self.in_a_row >= MOST_FAILURES:
-            self.failures += 1
-            return self.policy.if_failed, 0.0
-        begun = time.monotonic()
-        try:
-            said, self.in_a_row = self.ask(given), 0
-        except HookFailedError as error:
-            said, self.why = self.policy.if_failed, str(error)
-            self.failures, self.in_a_row = self.failures + 1, self.in_a_row + 1
-        return said, time.monotonic() - begun
-
-    def log(self, job_id: str) -> None:
-        if self.failures:
-            _log_failures(self.name, self.policy, job_id, self.failures, self.why)
-
-
-def _log_failures(name: str, policy: PolicySpec, job_id: str, count: int, why: str) -> None:
-    log.error(
-        "policy `%s` gave no verdict on %d completions of job %s (%s): on_error says %s",
-        *(name, count, job_id, why, policy.on_error),
-    )
 
 
 def _answered(policy: PolicySpec, completion: Completion, answer: str) -> Verdict:
     return policy.if_failed if completion.error else judge.verdict_of(policy, answer)
-
-
-def _place(record: CompletionRecord) -> Place:
-    return record.row_index, record.sample_index
 
 
 # --- when they are recorded ----------------------------------------------------------------------
@@ -256,7 +160,7 @@ def with_rulings(
         return list(records)
     done, forms = [], forms_of(rows, spec)
     for record, whole in zip(records, texts, strict=True):
-        ruled = rulings.get(_place(record))
+        ruled = rulings.get(place_of(record))
         if record.finish_reason not in FINISHED:  # whatever it wrote, nobody has judged it
             done.append(without_text(record))
             continue

@@ -105,7 +105,10 @@ def _write(
             rejected = chain(rejected, left.newly_quarantined())
         input_format = job.report.get("input_format") or unread_input.format
         rows = best_of_each(rows, keep)
-        writer = OutputWriter(objects, spec.output.uri, job.job_id, kind=spec.output.format)
+        output = spec.output
+        writer = OutputWriter(
+            objects, output.uri, job.job_id, kind=output.format, scored=output.best_by is not None
+        )
         manifest = writer.write(
             rows,
             rejected,
@@ -240,6 +243,8 @@ def _info(job: JobRow, spec: JobSpec, head: Head) -> dict[str, Any]:
         "verification": spec.speculation.verification.value,
         "audit_log": {"number": head.number, "hash": head.hash.hex()},
     }
+    if (best_by := spec.output.best_by) is not None:
+        info |= {"keep_best": spec.output.keep_best, "best_by": best_by.shown(job.privacy.is_full)}
     return info | ({"stopped": job.stop_reason} if job.stop_reason else {})
 
 

@@ -11,6 +11,7 @@ from specbatch.pipeline.stages.group_report import group_report, quarantine_repo
 from specbatch.pipeline.stages.moderation import policy_report
 from specbatch.pipeline.stages.results import recorded_as
 from specbatch.pipeline.stages.reuse import offer_answers, reuse_report
+from specbatch.pipeline.stages.scoring import score_report
 from specbatch.pipeline.storage.artefacts import (
     read_measured,
     read_results,
@@ -43,7 +44,8 @@ def record(context: StageContext, job_id: str, index: int) -> None:
         notes = read_reuse(results)
         measured = read_measured(results, mine)
         report = group_report(records) | measured | reuse_report(notes, records)
-        report |= policy_report(done) | quarantine_report(done, spec)
+        report |= policy_report(done) | score_report(done, rows, spec)
+        report |= quarantine_report(done, spec)
         with held.usage.last_write():
             timing = StageTiming(time.monotonic() - begun)
             due = store.commit_group(work.lease, kept, timing, report, held.usage)

@@ -15,6 +15,7 @@ from specbatch.pipeline.runtime.leases import Held
 from specbatch.pipeline.stages.context import StageContext
 from specbatch.pipeline.stages.draft_models import GroupModels
 from specbatch.pipeline.stages.group_report import group_report, quarantine_report
+from specbatch.pipeline.stages.judging import Judging
 from specbatch.pipeline.stages.mending import (
     Answer,
     Mended,
@@ -27,6 +28,7 @@ from specbatch.pipeline.stages.mending import (
 from specbatch.pipeline.stages.moderation import Moderation, policy_report, with_rulings
 from specbatch.pipeline.stages.requests import Drafts, records_of, row_and_sample
 from specbatch.pipeline.stages.reuse import NO_REUSE, Reuse, reuse_report
+from specbatch.pipeline.stages.scoring import Scoring, score_report
 from specbatch.pipeline.stages.texts import with_text
 from specbatch.pipeline.stages.whole_results import put_kept
 from specbatch.pipeline.storage.artefacts import ReuseNotes, Rulings
@@ -66,7 +68,7 @@ def results_of(
     context: StageContext, host: Engines, group: Group, computed: Iterable[Completion]
 ) -> Results:
     """Of what the engine has computed, after mending, and of copies of the same. Raises what
-    `Moderation.judged` and waiting for a ticket raise."""
+    `Moderation.judged`, `Scoring.scored` and waiting for a ticket raise."""
     further: list[Ticket] = []
 
     def answer(requests: Sequence[Request]) -> list[Completion]:
@@ -103,9 +105,10 @@ def _judged(
     answered = {name: outcome.request for name, outcome in outcomes.items()}
     notes = group.reuse.answered_by(job, answered).notes(completions, records)
     of_group = (job, group.spec, group.rows, context.tokenizers, context.hooks, host)
-    records, rulings = Moderation(*of_group, group.tickets, price).judged(records)
-    mending = mending_report(outcomes, completions)
-    return Results(completions, records, notes, rulings, mending)
+    judging = Judging(*of_group, group.tickets, price)
+    records, rulings = Moderation(judging).judged(records)
+    records = Scoring(judging).scored(records, rulings)
+    return Results(completions, records, notes, rulings, mending_report(outcomes, completions))
 
 
 def recorded_as(
@@ -142,6 +145,7 @@ def keep_finished(context: StageContext, host: Engines, group: Group) -> None:
     )
     report |= group_report(done) | reuse_report(results.notes, done) | policy_report(done)
     report |= {**results.mending, **quarantine_report(done, spec)}
+    report |= score_report(done, group.rows, spec)
     timing = context.device_time(tickets)
     keep = partial(context.store.keep_part, lease, kept, timing, report, usage=held.usage)
     with held.usage.last_write():

@@ -5,8 +5,8 @@
     drafts    blocks that were written ahead for them
     reuse     answers that the store has, if the job wants them
     engine    join the fused batch and wait; last rows may go to an idle worker meanwhile
-    results   what has not its form mended, one record per sample, judged by the job's policies,
-              written to its workspace
+    results   what has not its form mended, one record per sample, judged by the job's policies and
+              scored, written to its workspace
     commit    the group goes on to RECORD, with the device time that it took
 
 If the job is stopped meanwhile, its finished rows are kept and the group ends.
@@ -33,6 +33,7 @@ from specbatch.pipeline.stages.refill import refilled
 from specbatch.pipeline.stages.requests import requests_of
 from specbatch.pipeline.stages.results import Group, Results, keep_finished, results_of
 from specbatch.pipeline.stages.reuse import known_answers
+from specbatch.pipeline.stages.scoring import prepare_scoring
 from specbatch.pipeline.storage.artefacts import DraftBlock, read_drafts, write_results
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.pipeline.storage.prompts import rows_of
@@ -69,6 +70,7 @@ def verify(context: StageContext, job_id: str, index: int) -> None:
         loaded = (serves.drafts, host.draft_model)
         models = context.draft_models.of_group(job, spec, work.lease.group_index or 0, *loaded)
         prepare(spec, context.hooks, host)
+        prepare_scoring(spec, context.hooks, host)
         group = Group(held, work, job, spec, rows, drafts, tickets, models)
         by_row = _requests(context, host, group)
         by_id = {request.request_id: request for request in chain.from_iterable(by_row)}

@@ -26,7 +26,8 @@ from specbatch.schemas.records import (
     TopLogprobs,
 )
 
-_MEASURED, _REUSE, _RULINGS = b"measured", b"reuse", b"rulings"  # beside the results
+# Beside the results.
+_MEASURED, _REUSE, _RULINGS, _SCORES = b"measured", b"reuse", b"rulings", b"scores"
 Rulings = Mapping[Place, Sequence[Ruled]]  # of policies
 _PROPOSER = b"proposer"  # beside the drafts, which are all its own
 _SEQUENCES = ("token_ids", "origins", "logprobs", "proposed_at_depth", "accepted_at_depth")
@@ -132,6 +133,9 @@ def write_results(
         beside[_REUSE] = orjson.dumps(asdict(reuse))
     if rulings:
         beside[_RULINGS] = orjson.dumps([[*place, ruled] for place, ruled in rulings.items()])
+    scores = [(r.row_index, r.sample_index, r.score) for r in records if r.score is not None]
+    if scores:
+        beside[_SCORES] = orjson.dumps(scores)
     schema = arrow.RESULTS
     if not any(columns[arrow.REUSED_FROM]):  # so that earlier versions can read the file
         schema = schema.remove(schema.get_field_index(arrow.REUSED_FROM))
@@ -139,6 +143,8 @@ def write_results(
 
 
 def read_results(data: bytes) -> list[CompletionRecord]:
+    found = _beside(data, _SCORES)
+    scores = {(row, sample): score for row, sample, score in orjson.loads(found or b"[]")}
     return [
         CompletionRecord(
             **{
@@ -151,6 +157,7 @@ def read_results(data: bytes) -> list[CompletionRecord]:
             | {"finish_reason": FinishReason(item["finish_reason"])}
             | {"recheck": Recheck(**item["recheck"])}
             | {"top_logprobs": _pairs(item["top_logprobs"])}
+            | {"score": scores.get((item["row_index"], item["sample_index"]))}
         )
         for item in _read(arrow.RESULTS, data, arrow.LATER_RESULTS)
     ]

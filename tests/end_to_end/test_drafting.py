@@ -137,6 +137,7 @@ class Night:
         keep_best: int | None = None,
         output: Mapping[str, Any] | None = None,
         ends: JobState | None = JobState.DONE,
+        best_by: Mapping[str, Any] | None = None,
         **speculation: Any,
     ) -> Done:
         """Do a job: greedy if `sampling` says nothing else, its log-probabilities kept.
@@ -155,6 +156,7 @@ class Night:
                     "uri": str(self.folder / f"out-{self._jobs}"),
                     "keep_best": keep_best,
                     **(output or {}),
+                    "best_by": best_by,
                 },
                 "sampling": {
                     **{"max_tokens": tokens, "ignore_eos": True, "logprobs": True},

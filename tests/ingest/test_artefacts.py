@@ -38,6 +38,7 @@ RESULTS = [
     completion(5, token_ids=(), origins=(), logprobs=(), top_logprobs=()),
     completion(3, recheck=Recheck(3, 1, 0.25)),
     completion(6, provenance=NO_PROVENANCE, ticks=NO_TICKS, price_microusd=0),
+    completion(6, 1, score=0.1 + 0.2),
 ]
 
 
@@ -50,7 +51,7 @@ def test_every_field_of_a_record_has_its_column() -> None:
         names = {field.name for field in fields(record)}
         if record is CompletionRecord:  # these two lie flat
             names = names - {"provenance", "ticks"} | set(completion_rows.PROVENANCE)
-            names -= {"receipt", "rulings"}  # made when it is stored; beside the columns
+            names -= {"receipt", "rulings", "score"}  # made when it is stored; beside the columns
         if record is DraftBlock:
             names -= {"proposer"}  # of all of them: beside the columns
         assert names == set(schema.names)

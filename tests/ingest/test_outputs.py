@@ -14,7 +14,7 @@ from ingest.making import completion
 
 from specbatch.pipeline.outputs.outputs import OutputWriter, read_manifest, read_output
 from specbatch.pipeline.storage.objects import Objects
-from specbatch.schemas.arrow import OUTPUT
+from specbatch.schemas.arrow import OUTPUT, output_schema
 from specbatch.schemas.errors import FencedError, ObjectError, OutputError
 from specbatch.schemas.records import CompletionRecord, FinishReason, RejectedRow
 
@@ -71,6 +71,18 @@ def test_columns_say_what_happened(place: tuple[Objects, str]) -> None:
     assert bad.pop("finish_reason") == "error"
     assert (bad.pop("row_index"), bad.pop("sample_index")) == (1, 0)
     assert set(bad.values()) == {None}
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_scores_are_there_where_a_job_has_them(kind: Any, tmp_path: Path) -> None:
+    rows = [completion(0, score=0.5), completion(0, 1), completion(3, score=-2.0)]
+    for scored in (True, False):
+        uri = str(tmp_path / str(scored))
+        OutputWriter(Objects(), uri, "job-a", 2, kind, scored).write(rows, REJECTED)
+        table = read_output(uri)
+        assert table.column_names == output_schema(scored).names
+        if scored:
+            assert table["score"].to_pylist() == [0.5, None, None, -2.0, None]
 
 
 TOPS = (((5, 9), (-0.5, -1.5)), ((8, 6), (-0.25, -2.5)), ((0, 3), (-0.0, -math.inf)))

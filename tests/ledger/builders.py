@@ -103,6 +103,7 @@ def completion(row: int, sample: int = 0, **values: Any) -> CompletionRecord:
         model_fingerprint="9bd2d5427dfd59bbfd4ac82ffd263324",
         receipt=bytes(range(52)),
         reused_from="0000018c2f1aabcdef0123/7/1",
+        score=0.75,
         top_logprobs=(((7, 9), (-0.5, -1.5)), ((0, 8), (-0.25, -0.25)), ((6, 1), (-0.5, -2.0))),
     )
     return replace(record, **values)

@@ -106,7 +106,9 @@ def test_text_that_no_database_holds_as_it_is_has_a_digest() -> None:
 
 def test_a_digest_does_not_change_from_version_to_version() -> None:
     """Logs that were written once must be checked for ever."""
-    copied = replace(BEFORE, logprobs=(-0.5, -0.25, -2.0))
+    scored = replace(BEFORE, logprobs=(-0.5, -0.25, -2.0))
+    assert chained(completion_digest(scored)) == SCORED
+    copied = replace(scored, score=None)
     assert chained(completion_digest(copied)) == COPIED
     sealed = replace(copied, reused_from=None)
     assert chained(completion_digest(sealed)) == WITH_RECEIPT
@@ -122,6 +124,7 @@ def test_a_digest_does_not_change_from_version_to_version() -> None:
     assert entry.hash.hex() == ENTRY
 
 
+SCORED = "e613ec83f62a3d6c6e3e82b5acda9f9c18a2c08ea86081522891fbbe5573e7ac"
 COPIED = "9b57f91932d36a8a5842b144358dba12779b8ff2bd53bdc789b3a0eaca123676"
 WITH_RECEIPT = "27946db12afc74b618cbfe44a85fab7312c90cfd6802584e7c4f2e0249fdc94c"
 WITH_MODEL = "398fd8b8bb927f285b62dbf3c9bf9619f6c22a35c5af12334693478924a90a35"

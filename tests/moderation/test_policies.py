@@ -122,9 +122,10 @@ def test_a_pattern_that_re2_does_not_take_is_named() -> None:
 
 # --- the judge ------------------------------------------------------------------------------------
 def test_the_question_has_the_text_in_its_place_and_nothing_in_the_text_s() -> None:
-    spec = PolicySpec.model_validate({"use": "judge", "prompt": "{prompt} >> {text} << {Other}"})
     asked = question(
-        spec, replace(GIVEN, text="{prompt} {text}</s>"), lambda t: t.replace("</s>", "")
+        "{prompt} >> {text} << {Other}",
+        replace(GIVEN, text="{prompt} {text}</s>"),
+        lambda t: t.replace("</s>", ""),
     )
     assert asked == "a prompt >> {prompt} {text} << {Other}"
 

@@ -17,7 +17,7 @@ from specbatch.schemas.records import CompletionRecord, FinishReason
 
 
 def sample(number: int, *logprobs: float, row: int = 0, **values: Any) -> CompletionRecord:
-    return completion(row, number, logprobs=logprobs, **values)
+    return completion(row, number, logprobs=logprobs, **{"score": None, **values})
 
 
 BAD: dict[str, Any] = {"finish_reason": FinishReason.ERROR, "error": "failed"}
@@ -54,6 +54,22 @@ def test_a_malformed_completion_is_kept_only_where_others_are_too_few() -> None:
     rows = [sample(0, -0.1, **malformed), sample(1, -5.0), sample(2, -0.2, **malformed)]
     assert kept(rows, 1) == [(0, 1)]
     assert kept(rows, 2) == [(0, 0), (0, 1)]
+
+
+def test_a_score_goes_before_log_probabilities_and_what_has_none_behind() -> None:
+    rows = [
+        sample(0, -0.1),
+        sample(1, -9.0, score=0.25),
+        sample(2, -0.2),
+        sample(3, -9.0, score=-3.0),
+        sample(4, -8.0, score=0.25),
+        sample(5, -0.1, score=0.9, **BAD),
+        sample(6, -0.1, score=0.9, finish_reason=FinishReason.BLOCKED),
+        sample(7, -8.0, score=0.25),
+    ]
+    order = [4, 7, 1, 3, 0, 2, 5, 6]
+    for keep in range(1, 9):
+        assert kept(rows, keep) == [(0, i) for i in sorted(order[:keep])], keep
 
 
 @pytest.mark.parametrize(("keep", "failed"), [(None, 3), (1, 1), (2, 2), (3, 3)])

@@ -21,6 +21,7 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
                 "train",
                 "nights-that-teach",
                 "policies",
+                "best-of",
                 "reuse",
                 "spot-checks",
                 "look-at-jobs",

@@ -9,6 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from specbatch.pipeline.observe.terminal.progress import INTERRUPTED
+from specbatch.schemas.best_by import SCORED, UNSCORED
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.malformed import CONTINUED, MENDED, QUARANTINED, RETRIED
 from specbatch.schemas.policies import NO_VERDICT, Ruling, in_report
@@ -90,6 +91,10 @@ def summary_rows(summary: JobSummary) -> list[tuple[str, str]]:
         rows.append(("outputs that a policy gave no verdict on", f"{failed:,}; the log says why"))
     if shown := _mended(report):
         rows.append(("outputs without their form", shown))
+    if SCORED in report:
+        scored, without = int(report[SCORED]), int(report[UNSCORED])
+        missing = f"; {without:,} without a score, the log says why" if without else ""
+        rows.append(("outputs scored to choose the best", f"{scored:,}{missing}"))
     if reused := int(report.get("reused", 0)):
         saved = f"${report.get('reuse_saved_usd', 0.0):.6f} when they were computed"
         rows.append(("outputs reused", f"{reused:,}; {saved}"))

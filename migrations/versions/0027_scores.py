@@ -1,0 +1,22 @@
+"""Completions have the score by which the best of a prompt's are published.
+
+Revision 0027. Those from before have none. Taking it back loses the scores.
+"""
+
+import sqlalchemy as sa
+from alembic import op
+
+from specbatch.migrations.shared import drop_columns, on_postgres
+from specbatch.schemas.sql_roles import granting
+
+revision = "0027"
+down_revision = "0026"
+
+
+def upgrade() -> None:
+    op.add_column("completions", sa.Column("score", sa.Double(), nullable=True))
+    on_postgres(granting())
+
+
+def downgrade() -> None:
+    drop_columns("completions", ["score"])
