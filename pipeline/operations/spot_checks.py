@@ -119,11 +119,12 @@ def check_spec(spec: JobSpec, by: str, prompts: str, output: str) -> JobSpec:
     engine = dict(values.get("engine") or {})
     for of_the_other in ("numeric_class", "verifier_weights", "proposer_weights"):
         engine.pop(of_the_other, None)
+    mended = spec.output.malformed.model_dump(exclude_defaults=True, exclude={"then"})
     values |= {
         "name": f"{spec.name}-spot-check",
         "verifier": by,
         "input": input_values(prompts),
-        "output": {"uri": output, "format": spec.output.format},
+        "output": {"uri": output, "format": spec.output.format, "malformed": mended},
         "engine": engine,
     }
     return JobSpec.model_validate(values)
