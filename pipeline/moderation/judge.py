@@ -15,7 +15,7 @@ import orjson
 
 from specbatch.pipeline.engines.contract import Completion
 from specbatch.schemas.policies import ALLOWED, PolicyInput, PolicySpec, Verdict
-from specbatch.schemas.records import SamplingParams
+from specbatch.schemas.records import FinishReason, SamplingParams
 
 YES, NO = "yes", "no"
 MOST_TOKENS = 16  # of an answer; one of bytes has four
@@ -52,8 +52,8 @@ def score_of(yes: Completion, no: Completion, end_ids: Collection[int]) -> float
     These are the model's own, before the grammar's mask, so they do not add up to 1: what else it
     might have said counts for neither answer.
     """
-    if yes.error or no.error:
-        return None
+    if any(answer.finish_reason is not FinishReason.STOP for answer in (yes, no)):
+        return None  # it failed, or had no room for the answer
     odds = _logprob(yes, end_ids) - _logprob(no, end_ids)
     if math.isnan(odds):  # it gives neither answer
         return None

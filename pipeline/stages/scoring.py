@@ -94,7 +94,7 @@ class Scoring:
             found[place] = (score, yes.ticks.total + no.ticks.total)
         if failed := sum(score is None for score, _ in found.values()):
             errors = (c.error for pair in answers for c in pair if c.error is not None)
-            self._log_failures(best_by, failed, next(errors, "it finds both answers impossible"))
+            self._log_failures(best_by, failed, next(errors, "it gives neither answer"))
         return found
 
     def _by_hook(

@@ -70,6 +70,17 @@ def test_drafts_in_shadow_are_shown_with_what_would_have_been_accepted() -> None
     assert "drafts in shadow" not in dict(summary_rows(JobSummary(JOB, PROGRESS, 1.5, True)))
 
 
+def test_scores_are_counted_with_those_that_are_missing() -> None:
+    line = "outputs scored to choose the best"
+    report = {"scored": 1_200.0, "unscored": 0.0}
+    shown = dict(summary_rows(JobSummary(replace(JOB, report=report), PROGRESS, 1.5, True)))
+    assert shown[line] == "1,200"
+    report["unscored"] = 3.0
+    shown = dict(summary_rows(JobSummary(replace(JOB, report=report), PROGRESS, 1.5, True)))
+    assert shown[line] == "1,200; 3 without a score, the log says why"
+    assert line not in dict(summary_rows(JobSummary(JOB, PROGRESS, 1.5, True)))
+
+
 def test_what_was_not_measured_is_said_so() -> None:
     job = replace(JOB, report={}, finished_at=None)
     nothing = replace(PROGRESS, proposed=0, accepted=0, verifier_passes=0, completion_tokens=0)

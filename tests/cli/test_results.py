@@ -112,6 +112,13 @@ def test_a_running_job_is_read_from_the_store(cli: Any, folder: Path) -> None:
     assert "columns of the input are only in a published output" in refused
 
 
+def test_the_store_has_a_column_of_scores_where_a_job_has_them(cli: Any, folder: Path) -> None:
+    in_store(folder, has_ended=False, spec={"output": {"best_by": {"use": "ours"}}})
+    rows = as_objects(cli("results", JOB, "--json", "--head", 100).out)
+    assert len(rows) == COMPLETIONS + len(REFUSED)
+    assert {list(row)[-1] for row in rows} == {"score"}
+
+
 def test_an_output_that_is_gone_or_another_jobs_is_said(cli: Any, folder: Path) -> None:
     in_store(folder)
     done = cli("results", JOB)

@@ -107,12 +107,10 @@ def test_who_sees_a_private_tenant_s_job_sees_no_question_and_no_options() -> No
 END = 9
 
 
-def answer(*logprobs: float, error: str | None = None) -> Completion:
+def answer(*logprobs: float, reason: FinishReason = FinishReason.STOP) -> Completion:
     tokens = (*range(len(logprobs) - 1), END)
-    counts = (0, 0, 1, 0.0, 0.0, 0.0, (), ())
-    return Completion(
-        "a/0/0", tokens, (0,) * len(tokens), logprobs, FinishReason.STOP, *counts, error
-    )
+    origins, counts = (0,) * len(tokens), (0, 0, 1, 0.0, 0.0, 0.0, (), ())
+    return Completion("a/0/0", tokens, origins, logprobs, reason, *counts)
 
 
 def test_the_score_is_the_share_of_yes_of_both_answers() -> None:
@@ -129,7 +127,9 @@ def test_a_score_is_none_where_an_answer_is_missing_or_both_are_impossible() -> 
     assert score_of(answer(-1e300, 0.0), sure, {END}) == 0.0
     assert score_of(never, never, {END}) is None
     assert score_of(answer(math.nan, 0.0), sure, {END}) is None
-    assert score_of(answer(0.0, error="too long"), sure, {END}) is None
+    for reason in (FinishReason.ERROR, FinishReason.LENGTH):
+        assert score_of(answer(0.0, reason=reason), sure, {END}) is None
+        assert score_of(sure, answer(0.0, reason=reason), {END}) is None
 
 
 def test_each_answer_is_asked_for_alone() -> None:
