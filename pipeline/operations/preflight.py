@@ -23,8 +23,8 @@ from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.pipeline.moderation.patterns import Patterns
 from specbatch.pipeline.outputs.outputs import OutputWriter
 from specbatch.pipeline.storage.objects import ASKED_RETRY_SEC, Objects
-from specbatch.schemas.errors import InputError, ObjectError, UsageError
-from specbatch.schemas.policies import JUDGE, PATTERNS
+from specbatch.schemas.errors import InputError, ObjectError
+from specbatch.schemas.policies import PATTERNS
 from specbatch.schemas.settings import EXACT
 from specbatch.schemas.spec import JobSpec
 
@@ -44,17 +44,12 @@ class Checked:
         return plan(self.source, self.checker, self.spec.group_size)
 
 
-def check_policies(spec: JobSpec, engine: str) -> None:
-    """Raise `UsageError` for a pattern that is invalid, and for a judge where `engine` takes no
-    grammars. Policies of other packages need not be installed here."""
+def check_policies(spec: JobSpec) -> None:
+    """Raise `UsageError` for a pattern that is invalid. Policies of other packages need not be
+    installed here."""
     for policy in spec.policies:
         if policy.use == PATTERNS:
             Patterns(policy)
-        if policy.use == JUDGE and engine != EXACT:
-            raise UsageError(
-                f"policy judge needs grammars, which the engine {engine} does not take: leave it "
-                f"out, or verify with the engine {EXACT}"
-            )
 
 
 def check_job(
@@ -79,7 +74,7 @@ def check_job(
         check_architecture(proposer)
         check_pair(verifier, proposer)
         check_weights(spec.engine.proposer_weights)
-    check_policies(spec, engine)
+    check_policies(spec)
     try:
         source = open_source(spec.input, objects, reader_bytes)
         source.check()
