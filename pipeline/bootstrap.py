@@ -320,7 +320,8 @@ def make_worker(
     lease_keeper.at_checks(switches.read)
     if timekeeper is not None:
         step_guard.guard(settings.step_deadline_sec, settings.lease_sec)
-        lease_keeper.at_heartbeats(Watchdog(engines, settings.step_deadline_sec).check)
+        deadlines = settings.step_deadline_sec, settings.load_deadline_sec
+        lease_keeper.at_heartbeats(Watchdog(engines, *deadlines).check)
         lease_keeper.at_heartbeats(timekeeper.beat)
     outage = Outage(ends=only_job is not None)
     anchors = Anchors.of_settings(settings, objects)

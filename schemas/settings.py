@@ -82,6 +82,13 @@ class Settings(BaseSettings):
         # were measured at, 820 s at a quarter of that. Loading a model is no step.
         description="if a step takes longer, the engine is given up and its worker ends",
     )
+    load_deadline_sec: float = Field(
+        default=3600.0,
+        gt=0,
+        # 140 GB of weights take 1,400 s from a storage that gives 100 MB a second. vLLM compiles
+        # for some minutes behind that, and tries its speculation.
+        description="the same for loading a model, with what an engine tries of it",
+    )
     sweep_interval_sec: float = Field(
         default=5.0, gt=0, description="how often messages for due work are sent again"
     )

@@ -347,6 +347,10 @@ class StandInHost:
     def stepping_since(self) -> int | None:
         return self._service.stepping_since
 
+    @property
+    def loading_since(self) -> int | None:
+        return self._service.loading_since
+
     def give_up(self, error: DeviceLostError) -> None:
         self._service.give_up(error)
 

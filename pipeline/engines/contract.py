@@ -111,13 +111,19 @@ class Engines(Protocol):
         """When the oldest running step began, by `clock.now`; None: no step runs."""
         ...
 
+    @property
+    def loading_since(self) -> int | None:
+        """When the oldest running load of a model began, its trial included; None: none runs."""
+        ...
+
     def check(self) -> None:
         """Raises `DeviceLostError` once an engine here has lost its device."""
         ...
 
     # --- ends ----------------------------------------------------------------------------------
     def give_up(self, error: DeviceLostError) -> None:
-        """The running step will not end: fail all requests with `error`; `close` will not wait."""
+        """The running step or load will not end: fail all requests with `error`; `close` will not
+        wait."""
         ...
 
     def stop(self) -> None:

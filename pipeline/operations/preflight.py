@@ -25,8 +25,8 @@ from specbatch.pipeline.outputs.outputs import OutputWriter
 from specbatch.pipeline.storage.objects import ASKED_RETRY_SEC, Objects
 from specbatch.schemas.arrow import output_schema
 from specbatch.schemas.best_by import why_no_choice
-from specbatch.schemas.errors import InputError, ObjectError, SpecError, UsageError
-from specbatch.schemas.policies import JUDGE, PATTERNS
+from specbatch.schemas.errors import InputError, ObjectError, SpecError
+from specbatch.schemas.policies import PATTERNS
 from specbatch.schemas.settings import EXACT
 from specbatch.schemas.spec import JobSpec
 
@@ -46,21 +46,12 @@ class Checked:
         return plan(self.source, self.checker, self.spec.group_size)
 
 
-def check_policies(spec: JobSpec, engine: str) -> None:
-    """Raise `UsageError` for a pattern that is invalid, and for a judge where `engine` takes no
-    grammars. Policies and scorers of other packages need not be installed here."""
+def check_policies(spec: JobSpec) -> None:
+    """Raise `UsageError` for a pattern that is invalid. Policies and scorers of other
+    packages need not be installed here."""
     for policy in spec.policies:
         if policy.use == PATTERNS:
             Patterns(policy)
-    best_by = spec.output.best_by
-    asked = {"policy judge": [policy.use for policy in spec.policies]}
-    asked["judge of best_by"] = [best_by.use] if best_by is not None else []
-    for name, uses in asked.items():
-        if JUDGE in uses and engine != EXACT:
-            raise UsageError(
-                f"{name} needs grammars, which the engine {engine} does not take: leave it "
-                f"out, or verify with the engine {EXACT}"
-            )
 
 
 def check_best_by(spec: JobSpec, source: Source) -> None:
@@ -94,7 +85,7 @@ def check_job(
         check_architecture(proposer)
         check_pair(verifier, proposer)
         check_weights(spec.engine.proposer_weights)
-    check_policies(spec, engine)
+    check_policies(spec)
     try:
         source = open_source(spec.input, objects, reader_bytes)
         source.check()

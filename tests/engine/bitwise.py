@@ -9,7 +9,6 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
 from engine.decoding import Bench, WatchedBlockProposer, assert_counts_add_up
-from engine.grammar import Thirds
 
 from specbatch.pipeline.engines.contract import Completion, Request
 from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
@@ -18,6 +17,7 @@ from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.stages.text_stop import TextStop
 from specbatch.schemas.records import FinishReason, SamplingParams
 from support import grids
+from support.thirds import Thirds
 
 DEEPEST = 8
 LONGEST_PROMPT = 120

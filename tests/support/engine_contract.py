@@ -16,6 +16,7 @@ from specbatch.schemas.errors import RequestCancelledError
 from specbatch.schemas.provenance import NO_TICKS, Ticks
 from specbatch.schemas.records import FinishReason, Origin, SamplingParams
 from specbatch.schemas.speculation import PRE_GENERATED
+from support.thirds import Thirds
 from support.tree import ROOT
 
 TOKENS = 16
@@ -185,6 +186,8 @@ CAPABILITIES: dict[str, dict[str, object]] = {
     },
     "`min_p`": {"params": replace(WARM, min_p=0.05)},
     "`logit_bias`": {"params": replace(PARAMS, logit_bias=((20, 4.0),))},
+    "a grammar": {"grammar": Thirds},
+    "an output that is continued under a grammar": {"grammar": Thirds, "decided_ids": (21, 22)},
 }
 
 
@@ -195,6 +198,8 @@ def capabilities(bed: Bed) -> dict[str, str]:
 
 
 def _tried(engine: SteppingEngine, bed: Bed, changes: dict[str, object]) -> str:
+    if "grammar" in changes:
+        changes = changes | {"grammar": Thirds(bed.vocab_size)}
     plain = finish(engine, bed.requests(3, depth=0, **changes))
     if any(c.error for c in plain.values()):
         return "refused"

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
+import numpy as np
+
 from specbatch.pipeline.engines.vllm.core import CoreOptions, Emitted, Work
 from specbatch.schemas.errors import EngineError
 from specbatch.schemas.records import TopLogprobs
@@ -50,7 +52,8 @@ class Running:
 
 class FakeCore:
     """`chunk`: prompt tokens of a step. `faulty`: what makes greedy outputs wrong, if anything:
-    `mixed` (a sampled request in the batch) or `drafts`; `sampled`: drafts make sampled ones wrong.
+    `mixed` (a sampled request in the batch) or `drafts`; `sampled`: drafts make sampled ones wrong;
+    `formed`: drafts take grammars off.
     `deaf`: drafts are never accepted."""
 
     def __init__(
@@ -150,12 +153,27 @@ class FakeCore:
                 token = 10 + (token + 1) % (VOCABULARY - 10)
         sampled = any(other.work.params.temperature for other in self._running.values())
         hot = bool(work.params.temperature)
+        if work.grammar is not None:
+            free = self._faulty == "formed" and drafted
+            return token if free else self._formed(work, token)
         wrong = {
             "mixed": sampled and not hot,
             "drafts": drafted and not hot,
             "sampled": drafted and hot,
         }
         return 3 if wrong.get(self._faulty) else token
+
+    def _formed(self, work: Work, token: int) -> int:
+        """One of those that the grammar allows, chosen by what would have been decided."""
+        assert work.grammar is not None
+        words = np.full((1, -(-VOCABULARY // 32)), -1, np.int32)
+        work.grammar.masks(words, (), 0)
+        bits = np.unpackbits(words.view(np.uint8)[0], bitorder="little")[:VOCABULARY]
+        (allowed,) = bits.nonzero()
+        chosen = int(allowed[token % len(allowed)]) if len(allowed) else 0
+        if chosen not in work.stop_ids:
+            work.grammar.append(chosen)
+        return chosen
 
     def drop_cache(self) -> None:
         self.dropped_caches += 1

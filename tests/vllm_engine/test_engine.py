@@ -37,6 +37,7 @@ from specbatch.schemas.records import (
     SamplingParams,
 )
 from specbatch.schemas.speculation import PRE_GENERATED
+from support.thirds import Thirds
 
 TOKENS = 24
 GREEDY = SamplingParams(max_tokens=TOKENS)
@@ -44,7 +45,7 @@ SAMPLED = replace(GREEDY, temperature=0.7)
 SOUND, APART, OFF = (
     Verdict(True, True, True),
     Verdict(True, False, True),
-    Verdict(False, False, False),
+    Verdict(False, False, False, False),
 )
 BLOCK = frozenset({PRE_GENERATED})
 
@@ -406,6 +407,40 @@ def test_drafts_that_cannot_even_be_tried_cost_no_job() -> None:
     assert "with speculation" in engine.verdict.in_words
 
 
+def test_what_could_not_be_tried_is_tried_a_second_time_and_no_third() -> None:
+    tries = [NoEngineError("out of memory"), None]
+    cores: list[FakeCore] = []
+
+    def make(drafted: bool) -> FakeCore:
+        if drafted and (error := tries.pop(0)) is not None:
+            raise error
+        cores.append(FakeCore(drafted))
+        return cores[-1]
+
+    def run(numbers: Sequence[int]) -> list[int]:
+        for n in numbers:
+            engine.add(request(n, draft_ids=right(n), depth=4, sources=BLOCK))
+        proposed = []
+        while not engine.idle:
+            engine.prepare()
+            proposed += [c.proposed for c in engine.step()]
+        return proposed
+
+    engine = VllmEngine(make, lambda _: SOUND, VOCABULARY, frozenset(), 4)  # type: ignore[arg-type]  # cores without vLLM
+    assert run([0, 1]) == [0, 0]
+    assert engine.verdict is not None
+    assert "will be tried once more" in engine.verdict.in_words
+    assert min(run([2, 3])) > 0
+    assert engine.verdict == SOUND
+
+    tries, cores = [NoEngineError("out of memory")] * 2, []
+    engine = VllmEngine(make, lambda _: SOUND, VOCABULARY, frozenset(), 4)  # type: ignore[arg-type]  # cores without vLLM
+    for numbers in ([0], [1], [2]):
+        assert run(numbers) == [0]
+    assert not tries
+    assert "more" not in engine.verdict.in_words if engine.verdict else False
+
+
 def test_loading_is_no_step() -> None:
     loading, loaded = threading.Event(), threading.Event()
 
@@ -420,6 +455,7 @@ def test_loading_is_no_step() -> None:
         ticket = service.submit("job", [request(0)])
         assert loading.wait(60)
         assert service.stepping_since is None
+        assert service.loading_since is not None
         service.stop()
         with pytest.raises(RequestCancelledError):
             ticket.wait(60)
@@ -611,3 +647,58 @@ def test_drafts_that_are_switched_off_end_with_the_next_step(own: list[int] | No
     done = made.finish()
     assert done["r0"].token_ids == right(0)
     assert done["r1"].token_ids == right(1)
+
+
+# --- grammars -------------------------------------------------------------------------------------
+def formed(number: int, **more: object) -> Request:
+    return request(number, grammar=Thirds(VOCABULARY), **more)
+
+
+def is_formed(tokens: Sequence[int]) -> bool:
+    state = Thirds(VOCABULARY).begin()
+    for token in tokens:
+        state.append(token)  # raises where it does not fit
+    return True
+
+
+def test_outputs_have_their_grammar_whatever_is_drafted() -> None:
+    truth = Made().run([formed(n, depth=0) for n in range(6)])
+    assert all(is_formed(c.token_ids) for c in truth.values())
+    assert len({c.token_ids for c in truth.values()}) == 6
+    for depth, shift in ((4, 0), (2, 1), (None, 0)):
+        drafts = [truth[f"r{(n + shift) % 6}"].token_ids for n in range(6)]
+        made = Made()
+        done = made.run([formed(n, depth=depth, draft_ids=drafts[n]) for n in range(6)])
+        assert {r: c.token_ids for r, c in done.items()} == {
+            r: c.token_ids for r, c in truth.items()
+        }
+        assert (made.engine.stats.accepted > 0) == (shift == 0)
+
+
+def test_an_output_with_a_grammar_is_continued_in_it() -> None:
+    whole = Made().run([formed(0, depth=0)])["r0"].token_ids
+    done = Made().run([formed(0, decided_ids=whole[:5])])["r0"]
+    assert done.token_ids == whole[5:]
+
+
+def test_requests_with_a_grammar_have_a_plain_core_where_drafts_would_take_it_off() -> None:
+    made = Made(Verdict(True, True, True, False), faulty="formed")
+    given = [formed(n, depth=4) if n % 2 else request(n, draft_ids=right(n), depth=4, sources=BLOCK)
+             for n in range(6)]  # fmt: skip
+    done = made.run(given)
+    assert [core.options.max_depth for core in made.cores] == [4, 0]
+    assert all(is_formed(done[f"r{n}"].token_ids) for n in (1, 3, 5))
+    assert {n for n in range(6) if done[f"r{n}"].accepted} == {0, 2, 4}
+
+
+def test_an_output_that_leaves_its_grammar_ends_alone() -> None:
+    made = Made(faulty="formed")  # a fault that the probe has missed
+    given = [formed(0, draft_ids=right(0), depth=4, sources=BLOCK), request(1)]
+    done = made.run(given)
+    assert done["r0"].error is not None
+    assert done["r1"].token_ids == right(1)
+
+
+def test_outputs_with_a_grammar_are_not_fed_again() -> None:
+    done = Made(one_in=1).run([formed(0, depth=0)])["r0"]
+    assert done.recheck == Recheck()

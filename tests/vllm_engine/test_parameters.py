@@ -10,6 +10,7 @@ from specbatch.pipeline.engines.contract import Request
 from specbatch.pipeline.engines.vllm.parameters import MOST_TOP_LOGPROBS, refused
 from specbatch.schemas.records import SamplingParams
 from specbatch.schemas.tools import canonical_tools
+from support.thirds import Thirds
 
 VOCABULARY = 100
 PLAIN = SamplingParams()
@@ -39,8 +40,10 @@ def watching() -> object:
             of(bad_words=((5,),), bad_token_ids=(6,)),
             ["bad_words and bad_token_ids", "use engine exact"],
         ),
-        (of(response_format='{"type":"json_object"}'), ["response_format", "use engine exact"]),
-        (of(tools=TOOLS), ["cannot give tools: use engine exact"]),
+        (
+            replace(FITTING, grammar=Thirds(VOCABULARY + 64)),
+            ["grammar is for a vocabulary of 164, the model's has 100"],
+        ),
         (of(top_logprobs=21), ["at most 20 top_logprobs", "use engine exact"]),
         (
             replace(of(presence_penalty=0.1), decided_ids=(5,)),
@@ -71,6 +74,8 @@ def test_what_is_refused_is_named(request_: Request, said: list[str]) -> None:
         replace(of(repetition_penalty=1.2), decided_ids=(5,)),
         of(min_p=0.1, logit_bias=((5, 1.0),)),
         of(tools=TOOLS, tool_choice="none"),
+        replace(of(tools=TOOLS), grammar=Thirds(VOCABULARY)),
+        replace(of(response_format='{"type":"json_object"}'), grammar=Thirds(VOCABULARY)),
     ],
 )
 def test_what_can_run_is_not_refused(request_: Request) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from itertools import islice
 
 import pytest
 from vllm_engine.fake_core import VOCABULARY, FakeCore, Running
 
-from specbatch.pipeline.engines.vllm.core import Emitted
+from specbatch.pipeline.engines.vllm.core import Emitted, Work
 from specbatch.pipeline.engines.vllm.probe import Verdict, probe
 
 
@@ -30,7 +31,7 @@ def test_a_core_of_few_sequences_is_sound_too(sequences: int) -> None:
 def test_what_a_core_drafts_itself_does_not_count_as_the_truth_without_drafts() -> None:
     core = FakeCore(sequences=8, faulty="drafts")
     core.own = []
-    assert verdict_on(core) == Verdict(False, False, False)
+    assert verdict_on(core) == Verdict(False, False, False, False)
 
 
 def test_a_core_that_fails_mixed_batches_keeps_them_apart() -> None:
@@ -45,9 +46,29 @@ def test_a_core_that_draws_wrongly_under_drafts_does_not_draft_for_sampled_reque
     assert "sampled requests run apart, without drafts: drafts of 4 changed" in found.in_words
 
 
+def test_a_core_that_drafts_free_of_a_grammar_does_not_draft_for_requests_that_have_one() -> None:
+    found = verdict_on(FakeCore(sequences=8, faulty="formed"))
+    assert found == Verdict(True, True, True, False)
+    assert "requests with a grammar run apart, without drafts: " in found.in_words
+    assert "right drafts of 1 changed outputs under a grammar: row 0, token " in found.in_words
+
+
+class Shifted(FakeCore):
+    """Its masks are those of the place before."""
+
+    def _formed(self, work: Work, token: int) -> int:
+        return super()._formed(work, token) - 1
+
+
+def test_a_core_that_puts_masks_into_the_wrong_row_is_seen_without_drafts() -> None:
+    found = verdict_on(Shifted(sequences=8))
+    assert not found.formed
+    assert "row 0 left its grammar" in found.in_words
+
+
 def test_a_core_that_drafts_change_does_not_speculate() -> None:
     found = verdict_on(FakeCore(sequences=8, faulty="drafts"))
-    assert found == Verdict(False, False, False)
+    assert found == Verdict(False, False, False, False)
     assert "speculation is off: right drafts of 1 changed outputs" in found.in_words
 
 
@@ -55,7 +76,7 @@ def test_a_core_that_accepts_no_draft_does_not_speculate() -> None:
     core = FakeCore(sequences=8)
     core.deaf = True
     found = verdict_on(core)
-    assert found == Verdict(False, False, False)
+    assert found == Verdict(False, False, False, False)
     assert "right drafts of 1 were never accepted" in found.in_words
 
 
@@ -96,9 +117,9 @@ class Doubtful(FakeCore):
 def test_how_near_a_tie_must_be_depends_on_the_dtype() -> None:
     core = Doubtful(sequences=8)
     assert probe(core, VOCABULARY, "bfloat16", 4) == Verdict(True, True, True)
-    assert probe(core, VOCABULARY, "float32", 4) == Verdict(False, False, False)
+    assert probe(core, VOCABULARY, "float32", 4) == Verdict(False, False, False, False)
     core.gap = 1.0
-    assert probe(core, VOCABULARY, "bfloat16", 4) == Verdict(False, False, False)
+    assert probe(core, VOCABULARY, "bfloat16", 4) == Verdict(False, False, False, False)
 
 
 @pytest.mark.parametrize("faulty", ["mixed", "drafts"])
@@ -106,7 +127,7 @@ def test_a_fault_says_where_and_what_was_decided_instead(faulty: str) -> None:
     found = verdict_on(FakeCore(sequences=8, faulty=faulty))
     assert found.faults
     for fault in found.faults:
-        assert "row 0, token " in fault
+        assert re.search(r"row \d, token ", fault)
         assert ": 3 instead of " in fault
 
 

@@ -230,6 +230,11 @@ class EngineHost:
         begun = [s for service in self._all() if (s := service.stepping_since) is not None]
         return min(begun, default=None)
 
+    @property
+    def loading_since(self) -> int | None:
+        begun = [s for service in self._all() if (s := service.loading_since) is not None]
+        return min(begun, default=None)
+
     def give_up(self, error: DeviceLostError) -> None:
         """A step here will not end: fail the tickets of all engines without waiting."""
         if self._leader is not None:

@@ -6,8 +6,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol, TypeVar
 
 from specbatch.pipeline.engines.clock import now
@@ -119,6 +119,7 @@ class EngineService:
         self._is_given_up = False
         self._past = EngineStats()
         self._stepping_since: int | None = None
+        self._loading_since: int | None = None
         self._engine: SteppingEngine | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -178,8 +179,8 @@ class EngineService:
                 self._fail_open(RequestCancelledError(CLOSED))
 
     def give_up(self, error: DeviceLostError) -> None:
-        """The current step will not end. All tickets fail, new ones are refused, and `close` does
-        not wait. Should the step end after all, its result is dropped."""
+        """The current step or load will not end. All tickets fail, new ones are refused, and
+        `close` does not wait. Should it end after all, its result is dropped."""
         with self._changed:
             self._lost = error
             self._is_given_up = True
@@ -211,6 +212,11 @@ class EngineService:
     def stepping_since(self) -> int | None:
         """When the running step began, by `clock.now`; None: no step runs."""
         return self._stepping_since
+
+    @property
+    def loading_since(self) -> int | None:
+        """When the engine began to load or to try a model, by `clock.now`; None: it does not."""
+        return self._loading_since
 
     def _run(self) -> None:
         while True:
@@ -282,7 +288,7 @@ class EngineService:
             if not arrived:
                 return  # what was to be cancelled or given back is gone with the engine
             # Loading sets torch's default dtype for every thread: no other engine may step then.
-            with self._gate:
+            with self._gate, self._loading():
                 if not self._closing:
                     self._engine = made(self._make_engine)
                     self._kept_at = self._engine.knowledge.step_time.observations  # earlier
@@ -314,7 +320,8 @@ class EngineService:
     def _deliver_step(self, engine: SteppingEngine) -> None:
         with self._gate:
             if not self._closing:
-                engine.prepare()  # it may load a model, which is no step
+                with self._loading():
+                    engine.prepare()  # it may load a model, which is no step
             self._stepping_since = now()
             step_guard.begins()
             try:  # `stop` sets its flag first and then looks at ours: no step runs unseen
@@ -323,6 +330,15 @@ class EngineService:
                 step_guard.ends()
                 self._stepping_since = None  # what it took is with the tickets
         self._deliver(finished)
+
+    @contextmanager
+    def _loading(self) -> Iterator[None]:
+        """A model may be loaded meanwhile, which has a deadline of its own."""
+        self._loading_since = now()
+        try:
+            yield
+        finally:
+            self._loading_since = None
 
     def _pass_hints(self, engine: SteppingEngine) -> None:
         while self._hints:

@@ -7,8 +7,12 @@ each step ours are handed to the core's scheduler, as its own proposers' are
 never confused, and with tensor parallelism they reach the other processes with the rest of the
 schedule.
 
-Both `custom_class` and the scheduler's method are internal to vLLM: `SUPPORTED` names the versions
-that were tried, and `probe.py` tries what a core gives before it is used.
+Nor do grammars go through vLLM's compilers: its scheduler asks `masks.py` for the masks of a step,
+and sends them on with the schedule.
+
+`custom_class`, the scheduler's methods and its manager of structured outputs are internal to vLLM:
+`SUPPORTED` names the versions that were tried, and `probe.py` tries what a core gives before it is
+used.
 """
 
 from __future__ import annotations
@@ -22,6 +26,8 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from typing import Any, NamedTuple
 
+from specbatch.pipeline.engines.contract import GrammarState
+from specbatch.pipeline.engines.vllm.masks import HeldGrammar, Masks
 from specbatch.schemas.errors import (
     DeviceLostError,
     EngineError,
@@ -82,6 +88,7 @@ class Work(NamedTuple):
     max_tokens: int
     seed: int
     judge_prompt: bool = False  # tell what the model would have decided at each prompt token
+    grammar: GrammarState | None = None  # behind the prompt's output, if it has some; not shared
 
 
 class NoDrafts:
@@ -178,6 +185,10 @@ class Core:
         self._scheduler: Any = self._core.engine_core.scheduler
         self._verified: Mapping[str, Seq[int]] = {}  # the step's draft tokens, by inner id
         self._scheduler.schedule = self._noting(self._scheduler.schedule)
+        self._masks = Masks(int(self._engine.model_config.get_vocab_size()))
+        manager = self._scheduler.structured_output_manager
+        manager.grammar_init = self._masks.grammar_init
+        manager.grammar_bitmask = self._masks.grammar_bitmask
         self._refusals = (ValueError, VLLMValidationError)
         self._numbers = count()
         self._inner: dict[str, str] = {}  # vLLM's id of a request, by ours
@@ -203,11 +214,22 @@ class Core:
                 _vllm_params(work),
                 supported_tasks=engine.get_supported_tasks(),
             )
+            self._hold(request, work)
             self._core.add_request(request)
         except self._refusals as error:
             raise EngineError(f"vLLM refuses the request: {error}") from error
         self._inner[work.request_id] = inner
         self._works[inner] = work
+
+    def _hold(self, request: Any, work: Work) -> None:
+        """Have the scheduler ask for masks. Which form vLLM is told does not matter: it is not
+        compiled. It is told now, as the check of requests wants a tokenizer beside a form."""
+        from vllm.sampling_params import StructuredOutputsParams
+
+        if work.grammar is None:
+            return
+        request.sampling_params.structured_outputs = StructuredOutputsParams(json_object=True)
+        self._masks.expect(request.request_id, HeldGrammar(work.grammar, work.stop_ids))
 
     def draft(self, drafts: Mapping[str, list[int]]) -> None:
         """Draft tokens of requests for the next step. Requests without are not drafted for.

@@ -16,9 +16,16 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from specbatch.pipeline.engines.clock import now
-from specbatch.pipeline.engines.contract import Completion, EngineStats, Request, Wanted
+from specbatch.pipeline.engines.contract import (
+    Completion,
+    EngineStats,
+    GrammarState,
+    Request,
+    Wanted,
+)
 from specbatch.pipeline.engines.exact.observing import Observer, Watch
 from specbatch.pipeline.engines.exact.proposers.block import BlockProposer
+from specbatch.pipeline.engines.exact.proposers.grammar import GrammarProposer
 from specbatch.pipeline.engines.exact.proposers.guarded import GuardedProposer
 from specbatch.pipeline.engines.exact.proposers.history import HistoryProposer
 from specbatch.pipeline.engines.exact.proposers.ngram import NgramProposer
@@ -42,13 +49,19 @@ from specbatch.pipeline.policy import tuning
 from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.draft_switches import DraftSwitches
-from specbatch.schemas.errors import DeviceLostError, EngineError, ModelChangedError
+from specbatch.schemas.errors import (
+    DeviceLostError,
+    EngineError,
+    ModelChangedError,
+    ModelError,
+)
 from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import FinishReason, Recheck, SamplingParams
 from specbatch.schemas.speculation import AcceptanceCount
 
 log = logging.getLogger(__name__)
 
+TRIES = 2  # of a core with speculation that fails while it is loaded or tried
 PASSED_OVER = 4  # times the batch: so many of another kind may overtake the first that waits
 
 
@@ -84,12 +97,15 @@ class VllmEngine:
         self._make_core = make_core
         self._judge = judge
         self._verdict: Verdict | None = None  # until a core with speculation was tried
+        self._failed_tries, self._failed_at = 0, 0
         self._vocab_size = vocab_size
         self._eos_ids = eos_ids
         self._max_sequences = max_sequences
         self._max_depth = max_depth
         self._block = BlockProposer()
-        proposers: list[Proposer] = [self._block, HistoryProposer(vocab_size), NgramProposer()]
+        proposers: list[Proposer] = [
+            *(GrammarProposer(), self._block, HistoryProposer(vocab_size), NgramProposer())
+        ]
         self._drafts_itself = own_speculation is not None
         if own_speculation is not None:
             proposers.append(CoreProposer(own_speculation, self._own_draft, own_fingerprint))
@@ -353,6 +369,8 @@ class VllmEngine:
 
     def _prepare(self, first: Sequence) -> Kind:
         """Have the core that a request needs. With speculation, it is tried before it is used."""
+        if 0 < self._failed_tries < TRIES and self.stats.finished > self._failed_at:
+            self._verdict = None  # it may have been short of memory, and for a moment
         if self._verdict is None and self._may_draft(first):
             self._verdict = self._tried()
         kind = self._kind_of(first)
@@ -360,15 +378,23 @@ class VllmEngine:
         return kind
 
     def _tried(self) -> Verdict:
-        """What speculation is good for. Where it cannot even be tried, jobs run without it."""
+        """What speculation is good for. Where it cannot even be tried, jobs run without it; once
+        they have ended it is tried a second time. A load takes minutes, so no third time, and no
+        second one where vLLM refuses the model or the options."""
         try:
-            return self._judge(self._changed_core(True))
+            verdict = self._judge(self._changed_core(True))
         except (DeviceLostError, ModelChangedError):
             raise
         except Exception as error:
             log.warning("vLLM cannot speculate here", exc_info=error)
             self.close()
-            return Verdict(False, False, False, (f"it cannot be tried: {with_type(error)}",))
+            self._failed_tries = TRIES if isinstance(error, ModelError) else self._failed_tries + 1
+            self._failed_at = self.stats.finished
+            again = ", and will be tried once more" if self._failed_tries < TRIES else ""
+            fault = f"it cannot be tried: {with_type(error)}{again}"
+            return Verdict(False, False, False, False, (fault,))
+        self._failed_tries = 0
+        return verdict
 
     def _admissible(self) -> Iterator[Sequence]:
         room, passed = self._max_sequences - len(self._running), False
@@ -393,12 +419,15 @@ class VllmEngine:
     def _may_draft(self, sequence: Sequence) -> bool:
         """Whether it runs in a core with speculation. Who never drafts takes the core that is here:
         another one would load the model again."""
-        params, verdict = sequence.request.params, self._verdict
-        if not self._max_depth or needs_no_speculation(params):
+        request, verdict = sequence.request, self._verdict
+        if not self._max_depth or needs_no_speculation(request.params):
             return False
-        if verdict is not None and not (verdict.sampled if params.temperature else verdict.drafts):
-            return False
-        return sequence.request.depth != 0 or self._speculates
+        if verdict is not None:
+            if not (verdict.sampled if request.params.temperature else verdict.drafts):
+                return False
+            if request.grammar is not None and not verdict.formed:
+                return False
+        return request.depth != 0 or self._speculates
 
     @property
     def _speculates(self) -> bool:
@@ -426,6 +455,7 @@ class VllmEngine:
                     sequence.stop_ids,
                     sequence.remaining,
                     request.seed,
+                    grammar=_begun_grammar(request),
                 )
             )
         except EngineError as error:
@@ -453,7 +483,7 @@ class VllmEngine:
         if ended not in (FinishReason.STOP, FinishReason.LENGTH) or self._core is None:
             return False
         one_in = self._recheck_one_in
-        if not (one_in and is_plainly_greedy(request.params) and is_chosen(request, one_in)):
+        if not (one_in and is_plainly_greedy(request) and is_chosen(request, one_in)):
             return False
         if len(sequence.tokens) >= self._core.context_tokens:
             return False
@@ -512,6 +542,17 @@ class VllmEngine:
 
     def _on_open(self, proposer: str, reason: str) -> None:
         self._speculator.decision_log.record_disabled(proposer, reason)
+
+
+def _begun_grammar(request: Request) -> GrammarState | None:
+    """One for the core, which asks for masks before it tells what was decided. The sequence has
+    its own: whatever the core decides must fit that one."""
+    if request.grammar is None:
+        return None
+    state = request.grammar.begin()
+    for token in request.decided_ids:
+        state.append(token)
+    return state
 
 
 def _reachable(sequence: Sequence) -> SamplingParams:

@@ -296,6 +296,11 @@ class VllmHost:
         begun = [s for service in self._all() if (s := service.stepping_since) is not None]
         return min(begun, default=None)
 
+    @property
+    def loading_since(self) -> int | None:
+        begun = [s for service in self._all() if (s := service.loading_since) is not None]
+        return min(begun, default=None)
+
     def check(self) -> None:
         """Raises `DeviceLostError` once an engine here has lost its device."""
         for service in self._all():

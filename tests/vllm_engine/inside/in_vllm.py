@@ -15,13 +15,16 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow.dataset
 import pytest
 import torch
+from numpy.typing import NDArray
 from transformers import GraniteConfig, GraniteForCausalLM
+from vllm_engine.inside import forms
 
 from specbatch.jobs.demo import __file__ as demo
 from specbatch.pipeline.engines.contract import Cohort, Completion, Request
@@ -30,7 +33,7 @@ from specbatch.pipeline.engines.models.model_folder import inspect_folder
 from specbatch.pipeline.engines.vllm.core import Core, CoreOptions, Work, check_options
 from specbatch.pipeline.engines.vllm.engine import VllmEngine
 from specbatch.pipeline.engines.vllm.probe import Verdict, probe
-from specbatch.schemas.errors import UsageError
+from specbatch.schemas.errors import EngineError, UsageError
 from specbatch.schemas.records import FinishReason, Origin, SamplingParams
 from specbatch.schemas.speculation import PRE_GENERATED
 from support.engine_contract import *  # noqa: F403 - the tests of the contract, which take `bed`
@@ -312,6 +315,93 @@ def test_a_draft_model_of_vllms_own_drafts_beside_ours(
     assert tokens(complete(engine, requests(truth, depth=4, sources=block))) == truth
 
 
+# --- forms ---------------------------------------------------------------------------------------
+def outputs(done: Mapping[str, Completion]) -> dict[str, tuple[int, ...]]:
+    assert {name: c.error for name, c in done.items() if c.error} == {}
+    return {name: done[name].token_ids for name in sorted(done)}
+
+
+def test_outputs_with_a_form_have_it_and_depend_on_no_draft_and_no_core(
+    engine: SteppingEngine, cores: Cores, verdict: Verdict
+) -> None:
+    assert verdict.formed
+    asked = forms.requests()
+    plain = complete(engine, [replace(r, depth=0) for r in asked])
+    truth = outputs(plain)
+    problems = {
+        r.request_id: forms.problem_with(r, truth[r.request_id], plain[r.request_id].finish_reason)
+        for r in asked
+    }
+    assert {name: problem for name, problem in problems.items() if problem} == {}
+    ended = [n for n, c in plain.items() if "form" in n and c.finish_reason is FinishReason.STOP]
+    assert len(ended) >= 45, "most forms end within their limit"
+    names = list(truth)
+    others = dict(zip(names, [truth[n] for n in (*names[1:], names[0])], strict=True))
+    for depth in (4, DEPTH):
+        for drafts in (truth, others):
+            given = [replace(r, draft_ids=drafts[r.request_id], depth=depth) for r in asked]
+            done = complete(engine, given)
+            assert outputs(done) == truth
+    assert sum("grammar" in c.provenance.sources for c in done.values()) > 20
+    assert outputs(complete(engine, asked)) == truth
+    vocab = MODEL_FOLDER.vocab_size
+    apart = VllmEngine(cores, lambda _: verdict, vocab, EOS, SEQUENCES, max_depth=0)
+    assert outputs(complete(apart, asked)) == truth
+
+
+def test_sampled_outputs_have_their_form(engine: SteppingEngine) -> None:
+    asked = [
+        replace(r, params=replace(r.params, temperature=0.9, top_p=0.95)) for r in forms.requests()
+    ]
+    done = complete(engine, asked)
+    for request in asked:
+        one = done[request.request_id]
+        assert one.error is None
+        assert forms.problem_with(request, one.token_ids, one.finish_reason) is None
+
+
+def test_a_grammar_that_gives_up_ends_its_row_alone(
+    engine: SteppingEngine, truth: list[tuple[int, ...]]
+) -> None:
+    given = requests(depth=0)
+    given[2] = replace(given[2], grammar=Doomed(MODEL_FOLDER.vocab_size))
+    given[5] = replace(given[5], grammar=Doomed(MODEL_FOLDER.vocab_size, at=7), depth=4)
+    done = complete(engine, given)
+    assert "too complex" in (done["r2"].error or "")
+    assert "too complex" in (done["r5"].error or "")
+    assert len(done["r5"].token_ids) == 7
+    rest = (0, 1, 3, 4, 6, 7)
+    assert [done[f"r{n}"].token_ids for n in rest] == [truth[n] for n in rest]
+
+
+@dataclass(frozen=True)
+class Doomed:
+    """A grammar that allows everything, and gives up behind so many tokens."""
+
+    vocab_size: int
+    at: int = 0
+    end_ids: tuple[int, ...] = ()
+
+    def begin(self) -> _DoomedState:
+        return _DoomedState(self.at)
+
+
+@dataclass
+class _DoomedState:
+    left: int
+
+    def append(self, token: int) -> None:  # noqa: ARG002 - the contract's
+        if not self.left:
+            raise EngineError("its response format cannot be followed: it is too complex")
+        self.left -= 1
+
+    def masks(self, allowed: NDArray[np.int32], _: Sequence[int], first: int) -> None:
+        allowed[max(0, self.left - first) :] = 0
+
+    def forced(self) -> list[int]:
+        return []
+
+
 def test_kv_that_is_dropped_is_computed_anew(
     engine: SteppingEngine, truth: list[tuple[int, ...]]
 ) -> None:
@@ -398,6 +488,37 @@ def test_an_architecture_that_engine_exact_does_not_run(job: list[str], tmp_path
     done = run(job, tmp_path)
     assert done.returncode == 0, done.stderr
     assert pyarrow.dataset.dataset(tmp_path / "out" / "data").count_rows() > 0
+
+
+UNSUPPORTED = {"type": "array", "uniqueItems": True}
+
+
+def test_a_job_of_forms_is_judged_and_what_cannot_be_compiled_fails_alone(
+    job: list[str], tmp_path: Path
+) -> None:
+    own: list[dict[str, object]] = [
+        {"response_format": {"type": "json_schema", "schema": UNSUPPORTED}},
+        {"response_format": {"type": "choice", "choice": ["yes", "no"]}},
+        {"tools": json.loads(forms.TOOLS), "tool_choice": "required", "parallel_tool_calls": False},
+        {},
+    ]
+    rows = [{"id": f"row-{n}", "prompt": "Hello", "own": json.dumps(o)} for n, o in enumerate(own)]
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    job[job.index(str(DEMO / "prompts.parquet"))] = str(file)
+    judged = tmp_path / "judged.json"
+    judge = {"use": "judge", "prompt": "Is this rude? {text}", "verdict": "block"}
+    judged.write_text(json.dumps({"policies": [judge]}))
+    job[1:1] = [str(judged)]
+    done = run([*job, "--sampling-column", "own", "--max-tokens", "100"], tmp_path)
+    assert done.returncode == 3, done.stderr
+    table = pyarrow.dataset.dataset(tmp_path / "out" / "data").to_table()
+    texts = {row["id"]: row for row in table.to_pylist()}
+    assert 'at /uniqueItems: Unimplemented keys: ["uniqueItems"]' in texts["row-0"]["error"]
+    assert [texts[f"row-{n}"]["error"] for n in (1, 2, 3)] == [None] * 3
+    assert texts["row-1"]["text"] in ("yes", "no")
+    assert texts["row-2"]["finish_reason"] == "tool_calls"
+    assert "gave no verdict" not in done.stdout + done.stderr, "the judge has answered"
 
 
 def environment(tmp_path: Path) -> dict[str, str]:
