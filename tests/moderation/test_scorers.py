@@ -17,7 +17,7 @@ from specbatch.pipeline.inputs.contract import Source
 from specbatch.pipeline.moderation.hook_process import POLICY, SCORER
 from specbatch.pipeline.moderation.hooks import HookFailedError, HookProcess, Hooks
 from specbatch.pipeline.moderation.judge import EACH_ANSWER, score_of
-from specbatch.pipeline.operations.preflight import check_best_by, check_policies
+from specbatch.pipeline.operations.preflight import check_best_by
 from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.schemas.encryption import Cipher
 from specbatch.schemas.errors import SpecError, UsageError
@@ -85,12 +85,6 @@ def test_rows_that_may_have_more_completions_are_known_when_the_input_is_opened(
     opened.format = "parquet"
     with pytest.raises(SpecError, match="nothing to choose from"):
         check_best_by(unknown, source)
-
-
-def test_an_engine_without_grammars_takes_no_judge() -> None:
-    with pytest.raises(UsageError, match="judge of best_by needs grammars"):
-        check_policies(spec(JUDGE), "vllm")
-    check_policies(spec(OWN), "vllm")
 
 
 def test_who_sees_a_private_tenant_s_job_sees_no_question_and_no_options() -> None:
