@@ -62,6 +62,11 @@ def samples_by_seed(name: str | None) -> bool:
     return engine_of(name) != "vllm"
 
 
+def masks_logprobs(name: str | None) -> bool:
+    """Whether log-probabilities of this class are of the tokens that a form allows, not of all."""
+    return engine_of(name) == "vllm"
+
+
 def engine_key(dtype: str, exactness: str, weights: str) -> str:
     """A key of the engine options that bits depend on. `dtype` may be `auto`."""
     return f"{dtype}/{exactness}/{weights}"

@@ -24,9 +24,9 @@ from specbatch.pipeline.moderation.patterns import Patterns
 from specbatch.pipeline.outputs.outputs import OutputWriter
 from specbatch.pipeline.storage.objects import ASKED_RETRY_SEC, Objects
 from specbatch.schemas.arrow import output_schema
-from specbatch.schemas.best_by import why_no_choice
-from specbatch.schemas.errors import InputError, ObjectError, SpecError
-from specbatch.schemas.policies import PATTERNS
+from specbatch.schemas.best_by import NO_JUDGE_HERE, why_no_choice
+from specbatch.schemas.errors import InputError, ObjectError, SpecError, UsageError
+from specbatch.schemas.policies import JUDGE, PATTERNS
 from specbatch.schemas.settings import EXACT
 from specbatch.schemas.spec import JobSpec
 
@@ -46,12 +46,15 @@ class Checked:
         return plan(self.source, self.checker, self.spec.group_size)
 
 
-def check_policies(spec: JobSpec) -> None:
-    """Raise `UsageError` for a pattern that is invalid. Policies and scorers of other
-    packages need not be installed here."""
+def check_policies(spec: JobSpec, engine: str) -> None:
+    """Raise `UsageError` for a pattern that is invalid, and for a judge of `best_by` where `engine`
+    cannot be one. Policies and scorers of other packages need not be installed here."""
     for policy in spec.policies:
         if policy.use == PATTERNS:
             Patterns(policy)
+    best_by = spec.output.best_by
+    if best_by is not None and best_by.use == JUDGE and engine != EXACT:
+        raise UsageError(NO_JUDGE_HERE)
 
 
 def check_best_by(spec: JobSpec, source: Source) -> None:
@@ -85,7 +88,7 @@ def check_job(
         check_architecture(proposer)
         check_pair(verifier, proposer)
         check_weights(spec.engine.proposer_weights)
-    check_policies(spec)
+    check_policies(spec, engine)
     try:
         source = open_source(spec.input, objects, reader_bytes)
         source.check()

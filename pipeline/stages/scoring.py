@@ -19,9 +19,11 @@ from specbatch.pipeline.moderation.hooks import Hooks
 from specbatch.pipeline.stages.judging import Asker, Judging, place_of
 from specbatch.pipeline.stages.moderation import with_rulings
 from specbatch.pipeline.storage.artefacts import Rulings
-from specbatch.schemas.best_by import SCORED, UNSCORED, BestBySpec
+from specbatch.schemas.best_by import NO_JUDGE_HERE, SCORED, UNSCORED, BestBySpec
+from specbatch.schemas.errors import UsageError
+from specbatch.schemas.numeric_class import masks_logprobs
 from specbatch.schemas.policies import JUDGE, Place, PolicyInput
-from specbatch.schemas.records import FINISHED, CompletionRecord, PromptRow
+from specbatch.schemas.records import FINISHED, CompletionRecord, JobRow, PromptRow
 from specbatch.schemas.spec import JobSpec
 
 log = logging.getLogger(__name__)
@@ -29,13 +31,15 @@ log = logging.getLogger(__name__)
 _NAME = "best_by"  # of its questions
 
 
-def prepare_scoring(spec: JobSpec, hooks: Hooks, engines: Engines) -> None:
+def prepare_scoring(job: JobRow, spec: JobSpec, hooks: Hooks, engines: Engines) -> None:
     """Find out before a group is verified whether its completions can be scored here, and load what
     scores. Raises `UsageError`."""
     best_by = spec.output.best_by
     if best_by is None:
         return
     if best_by.use == JUDGE:
+        if masks_logprobs(job.numeric_class):
+            raise UsageError(NO_JUDGE_HERE)
         engines.service(spec.engine)
     else:
         hooks.of(best_by.use, SCORER).load()

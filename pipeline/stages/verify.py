@@ -70,7 +70,7 @@ def verify(context: StageContext, job_id: str, index: int) -> None:
         loaded = (serves.drafts, host.draft_model)
         models = context.draft_models.of_group(job, spec, work.lease.group_index or 0, *loaded)
         prepare(spec, context.hooks, host)
-        prepare_scoring(spec, context.hooks, host)
+        prepare_scoring(job, spec, context.hooks, host)
         group = Group(held, work, job, spec, rows, drafts, tickets, models)
         by_row = _requests(context, host, group)
         by_id = {request.request_id: request for request in chain.from_iterable(by_row)}

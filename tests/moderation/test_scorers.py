@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from ledger.builders import new_job
@@ -17,8 +17,9 @@ from specbatch.pipeline.inputs.contract import Source
 from specbatch.pipeline.moderation.hook_process import POLICY, SCORER
 from specbatch.pipeline.moderation.hooks import HookFailedError, HookProcess, Hooks
 from specbatch.pipeline.moderation.judge import EACH_ANSWER, score_of
-from specbatch.pipeline.operations.preflight import check_best_by
+from specbatch.pipeline.operations.preflight import check_best_by, check_policies
 from specbatch.pipeline.privacy.tenants import Privacy
+from specbatch.pipeline.stages.scoring import prepare_scoring
 from specbatch.schemas.encryption import Cipher
 from specbatch.schemas.errors import SpecError, UsageError
 from specbatch.schemas.policies import PolicyInput, Verdict
@@ -85,6 +86,15 @@ def test_rows_that_may_have_more_completions_are_known_when_the_input_is_opened(
     opened.format = "parquet"
     with pytest.raises(SpecError, match="nothing to choose from"):
         check_best_by(unknown, source)
+
+
+def test_an_engine_whose_logprobs_are_masked_is_no_judge() -> None:
+    with pytest.raises(UsageError, match="the judge of best_by needs log-probabilities"):
+        check_policies(spec(JUDGE), "vllm")
+    check_policies(spec(OWN), "vllm")
+    job: Any = SimpleNamespace(numeric_class="vllm/0.32.0/f32/1")
+    with pytest.raises(UsageError, match="score with a package's scorer"):
+        prepare_scoring(job, spec(JUDGE), Hooks(), cast(Any, None))
 
 
 def test_who_sees_a_private_tenant_s_job_sees_no_question_and_no_options() -> None:
