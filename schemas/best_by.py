@@ -18,8 +18,8 @@ from specbatch.schemas.policies import (
 SCORERS = "specbatch.scorers"  # the group of entry points that other packages offer
 SCORED, UNSCORED = "scored", "unscored"  # in a job's report: completions with and without a score
 NO_JUDGE_HERE = (
-    "the judge of best_by needs log-probabilities of all tokens, and the engine vllm gives those of "
-    "the tokens that a form allows: verify with the engine exact, or score with a package's scorer"
+    "the judge of best_by needs log-probabilities of all tokens, and engine vllm has those of the "
+    "tokens that a form allows: verify with engine exact, or score with a package's scorer"
 )
 
 

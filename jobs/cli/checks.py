@@ -88,7 +88,8 @@ def check_job(
 
 def tell_beyond_context(spec: JobSpec, context_tokens: int | None) -> None:
     """Say so where the model cannot write as many tokens as the job allows."""
-    if words := beyond_context(spec.sampling.max_tokens, context_tokens):
+    most = max(spec.sampling.max_tokens, spec.output.malformed.max_tokens or 0)
+    if words := beyond_context(most, context_tokens):
         remark(words)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Annotated
@@ -16,14 +17,15 @@ from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.operations.tools import check_share_a_vocabulary, make_spot_checks
 from specbatch.pipeline.runtime.client import Client
 from specbatch.schemas.errors import UsageError
-from specbatch.schemas.records import JobRow
+from specbatch.schemas.records import JobRow, JobState
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import model_ref, spec_of
 from specbatch.schemas.visible import one_line
 
 if TYPE_CHECKING:  # the light install has no pyarrow
-    from specbatch.pipeline.operations.spot_checks import Agreement, Checked, Lot, SpotChecks
+    from specbatch.pipeline.operations.spot_checks import Agreement, Checked, Selection, SpotChecks
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")  # as policies' patterns have it
 BELOW = 1  # the exit code of a check that found less agreement than was asked for
 
 
@@ -34,9 +36,9 @@ def spot_check(
         typer.Option("--by", help="the model that checks: a folder, or a hub id", metavar="MODEL"),
     ],
     share: Annotated[
-        float, typer.Option("--share", help="of the rows, drawn by lot", min=0.0, max=1.0)
+        float, typer.Option("--share", help="of the rows, drawn at random", min=0.0, max=1.0)
     ] = 0.05,
-    seed: Annotated[int, typer.Option("--seed", help="of the lot", min=0)] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="of the draw", min=0)] = 0,
     flag: Annotated[
         list[str] | None,
         typer.Option(
@@ -67,16 +69,17 @@ def spot_check(
     """Let another model write a share of a job's rows again, and tell how many are the same.
 
     The check is a job of its own, with the same prompts, sampling and noise, and what the first job
-    wrote as drafts. Beside the rows of the lot it has those that lack their response format, and
-    those that a --flag finds. The same command again finds the same check. Exit codes: 0 checked
-    (or submitted), 1 fewer than --least are the same, else as `submit-job`.
+    wrote as drafts, as far as its tenant's history has it. Beside the drawn rows it has those that
+    lack their response format, and those that a --flag finds. The same command again finds the same
+    check. Exit codes: 0 checked (or submitted), 1 fewer than --least are the same, else as
+    `submit-job`.
     """
     settings = load_settings()
     with client(settings) as c, closing(make_store(settings)) as store:
         row = c.job(job)
         checks = make_spot_checks(settings, store)
         check = _check_of(
-            settings, c, checks, row, _lot(share, seed, flag or ()), by, output, local
+            settings, c, checks, row, _selection(share, seed, flag or ()), by, output, local
         )
         with if_interrupted(stored(check.job_id)):
             if not check.state.is_final:
@@ -90,22 +93,26 @@ def spot_check(
     if found is None:
         leave(check)
     _tell(row, check, found, json)
-    if least is not None and not 100 * found.drawn.interval.value >= least:
+    if least is not None and found.drawn.rows and 100 * found.drawn.interval.value < least:
         complain(f"fewer than {least:g} % of the drawn rows are the same")
         raise typer.Exit(BELOW)
     leave(check)
 
 
-def _lot(share: float, seed: int, flags: Sequence[str]) -> Lot:
-    from specbatch.pipeline.operations.spot_checks import Lot
+def _selection(share: float, seed: int, flags: Sequence[str]) -> Selection:
+    from specbatch.pipeline.operations.spot_checks import MALFORMED, Selection
 
     patterns: dict[str, str] = {}
     for given in flags:
         name, equals, pattern = given.partition("=")
-        if not (name and equals and pattern) or name in patterns:
-            raise UsageError(f"--flag {one_line(given)!r:.60} should be NAME=REGEX, each name once")
+        taken = name in patterns or name == MALFORMED
+        if not (equals and pattern) or not _NAME.fullmatch(name) or taken:
+            raise UsageError(
+                f"--flag {one_line(given)!r:.60} should be NAME=REGEX: a name of letters, digits, "
+                f"_ . -, each once and none {MALFORMED}"
+            )
         patterns[name] = pattern
-    return Lot(share, seed, patterns)
+    return Selection(share, seed, patterns)
 
 
 def _check_of(
@@ -113,7 +120,7 @@ def _check_of(
     c: Client,
     checks: SpotChecks,
     row: JobRow,
-    lot: Lot,
+    selection: Selection,
     by: str,
     output: str | None,
     local: bool,
@@ -125,15 +132,17 @@ def _check_of(
 
     may_be_checked(row)
     model = model_ref(by, Path.cwd())
-    key = f"spot-check/{lot.digest(row.job_id, model)}"
+    key = f"spot-check/{selection.digest(row.job_id, model, output)}"
     known = c.find(row.tenant, key)
     if known is not None:
-        remark(f"job {known.job_id} is this check, and {known.state}")
+        again = known.state in (JobState.FAILED, JobState.CANCELLED)
+        hint = f": `specbatch retry {known.job_id}` does it again" if again else ""
+        remark(f"job {known.job_id} is this check, and {known.state}{hint}")
         return known
     check_share_a_vocabulary(row.verifier, model)
     if not local:
         check_broker(settings)
-    spec = checks.spec_of_check(row, lot, model, output).resolved(Path.cwd())
+    spec = checks.spec_of_check(row, selection, model, output).resolved(Path.cwd())
     check, _ = c.submit(spec, key)
     remark(f"job {check.job_id} checks job {row.job_id}")
     return check
@@ -166,15 +175,18 @@ def _lines(row: JobRow, check: JobRow, found: Checked) -> Iterator[str]:
     from specbatch.pipeline.operations.spot_checks import in_words
 
     yield f"job {row.job_id} by {row.verifier}, checked by {check.verifier}"
-    yield f"drawn by lot: {_agreement(found.drawn)}"
+    yield f"drawn at random: {_agreement(found.drawn)}"
     if found.drawn.rows:
         share = found.drawn.interval
-        yield f"  of all rows, between {share.low:.1%} and {share.high:.1%} are (95 %)"
+        of = "all rows that could be drawn" if found.left_out else "all rows"
+        yield f"  95 % interval for {of}: {share.low:.1%} to {share.high:.1%}"
     if found.flagged.rows:
         rules = ", ".join(f"{name} {count:,}" for name, count in sorted(found.flags.items()))
         yield f"flagged: {_agreement(found.flagged)} ({rules})"
     if found.unfinished:
-        yield f"not checked: {found.unfinished:,} rows that job {check.job_id} could not complete"
+        yield f"not compared: {found.unfinished:,} rows that job {check.job_id} could not complete"
+    if found.left_out:
+        yield f"left out: {found.left_out:,} rows that failed, or whose texts a policy changed"
     for difference in found.differences:
         yield f"  {in_words(difference)}"
 
@@ -182,8 +194,7 @@ def _lines(row: JobRow, check: JobRow, found: Checked) -> Iterator[str]:
 def _agreement(of: Agreement) -> str:
     if not of.rows:
         return "no row"
-    alike = f"{of.tokens_alike / of.tokens:.1%}" if of.tokens else "none"
-    return (
-        f"{of.same:,} of {of.rows:,} rows are the same ({of.same / of.rows:.1%}); "
-        f"{alike} of the tokens come before a difference"
-    )
+    said = f"{of.same:,} of {of.rows:,} rows are the same ({of.same / of.rows:.1%})"
+    if of.same == of.rows or not of.tokens:
+        return said
+    return f"{said}; {of.tokens_alike / of.tokens:.1%} of the tokens come before a difference"

@@ -1,6 +1,7 @@
 """Completions have the score by which the best of a prompt's are published.
 
-Revision 0027. Those from before have none. Taking it back loses the scores.
+Revision 0027. Those from before have none. Taking it back loses the scores, and an audit finds that
+completions with a score have changed: the log has digests with it.
 """
 
 import sqlalchemy as sa

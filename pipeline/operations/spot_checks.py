@@ -1,9 +1,9 @@
 """Spot checks: a share of one model's outputs, written again by another.
 
 A job of a small model is cheap, and its outputs are its own. How often a larger model would have
-written the same is found out by a second job: rows that are drawn by lot, and those that a rule
+written the same is found out by a second job: rows that are drawn at random, and those that a rule
 flags, with the same prompts, sampling and noise. Drawn rows alone tell the agreement; flagged ones
-are shown apart, as they are no sample.
+are shown apart, as they are no random sample.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from specbatch.pipeline.policy.ratios import Interval, share_of
 from specbatch.pipeline.storage.objects import Objects, join
 from specbatch.pipeline.storage.prompts import in_order
 from specbatch.schemas.errors import UsageError
+from specbatch.schemas.numeric_class import samples_by_seed
 from specbatch.schemas.policies import PATTERNS, PolicySpec, Ruling
 from specbatch.schemas.privacy import NOT_KEPT
-from specbatch.schemas.records import CompletionRecord, JobRow, PromptRow
+from specbatch.schemas.records import CompletionRecord, JobRow, PromptRow, Verification
 from specbatch.schemas.seeds import derive_seed
 from specbatch.schemas.spec import JobSpec, spec_of
 from specbatch.schemas.speculation import VOCABULARY
@@ -42,22 +43,23 @@ SHOWN = 10  # differences
 _BEFORE = 10  # characters of a text that are shown before its first difference
 _COLUMNS = (pa.field("drawn", pa.bool_(), nullable=False), pa.field("flag", pa.string()))
 _DROPPED = (  # what a check does not share with its job
-    *("deadline_sec", "budget_usd", "policies", "reuse_outputs", "reuse_check"),
+    *("deadline_sec", "budget_usd", "notify", "policies", "reuse_outputs", "reuse_check"),
     *("model_fingerprint", "proposer", "speculation"),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Lot:
-    """Which rows of a job are checked: a share by lot, and all that a pattern finds."""
+class Selection:
+    """Which rows of a job are checked: a random share, and all in which a pattern is found."""
 
     share: float
     seed: int = 0
     patterns: Mapping[str, str] = field(default_factory=dict)  # RE2, by name
 
-    def digest(self, job_id: str, by: str) -> str:
-        """What two checks have in common that check the same rows by the same model."""
-        said = orjson.dumps([job_id, by, asdict(self)], option=orjson.OPT_SORT_KEYS)
+    def digest(self, job_id: str, by: str, output: str | None = None) -> str:
+        """What two checks have in common that check the same rows by the same model, into the same
+        output."""
+        said = orjson.dumps([job_id, by, output, asdict(self)], option=orjson.OPT_SORT_KEYS)
         return hashlib.sha256(said).hexdigest()[:16]
 
     def draws(self, row_index: int) -> bool:
@@ -81,30 +83,34 @@ class SpotChecks:
     store: Store
     objects: Objects
 
-    def spec_of_check(self, job: JobRow, lot: Lot, by: str, output: str | None = None) -> JobSpec:
+    def spec_of_check(
+        self, job: JobRow, selection: Selection, by: str, output: str | None = None
+    ) -> JobSpec:
         """Write the prompts of a check, and say which job does it.
 
         Raises `UsageError` for a job that cannot be checked, and where no row is drawn or flagged;
         `ObjectError`.
         """
         spec = spec_of(job)
-        name = f"spot-check-{lot.digest(job.job_id, by)[:8]}"
+        name = f"spot-check-{selection.digest(job.job_id, by, output)[:8]}"
         prompts = join(job.workspace_uri, f"{name}.parquet")
-        chosen = choose(self.store, self.objects, job, lot)
+        chosen = choose(self.store, self.objects, job, selection)
         if not write_prompts(self.objects, prompts, chosen, spec.sampling.n):
             raise UsageError(
-                f"no row of job {job.job_id} is drawn or flagged: ask for a larger share than "
-                f"{lot.share:.3g}, or try another seed"
+                f"no row of job {job.job_id} is drawn with share {selection.share:g} and seed "
+                f"{selection.seed}, and none is flagged: raise the share, or take another seed"
             )
         return check_spec(spec, by, prompts, output or f"{spec.output.uri.rstrip('/')}-{name}")
 
     def found_by(self, job: JobRow, check: JobRow) -> Checked | None:
         """What a check that has ended found; None if it did not begin. Raises `UsageError` and
         `ObjectError`."""
+        if check.purged_at is not None or not check.privacy.is_full:
+            raise UsageError(f"the texts of job {check.job_id}, which checked, are not kept")
         one, other = (of.report.get(VOCABULARY) for of in (job, check))
         if other is None:
             return None
-        if one != other:
+        if None not in (one, other) and one != other:
             raise UsageError(
                 f"`{job.verifier}` and `{check.verifier}` give other meanings to token ids: only "
                 "models with one tokenizer can check each other"
@@ -134,18 +140,39 @@ def may_be_checked(job: JobRow) -> None:
     """Raise `UsageError` for a job whose rows cannot be written again."""
     if not job.state.is_final:
         raise UsageError(f"job {job.job_id} is still {job.state}: check it once it has ended")
-    if not job.privacy.is_full or job.purged_at is not None:
-        why = "was purged" if job.purged_at is not None else "is of a tenant whose are not kept"
-        raise UsageError(f"a check needs the prompts of job {job.job_id}, which {why}")
+    if job.purged_at is not None:
+        raise UsageError(f"a check needs the prompts of job {job.job_id}, which was purged")
+    if not job.privacy.is_full:
+        raise UsageError(
+            f"a check needs the prompts of job {job.job_id}, and those of tenant {job.tenant} are "
+            "not kept"
+        )
+    speculation = job.spec.get("speculation") or {}
+    if speculation.get("verification", Verification.COUPLED) != Verification.COUPLED:
+        raise UsageError(
+            f"job {job.job_id} was verified by a ratio test, so its outputs depend on its drafts: "
+            "another model's cannot be compared with them"
+        )
+    if not samples_by_seed(job.numeric_class) and _may_sample(job):
+        raise UsageError(
+            f"job {job.job_id} was sampled by vLLM, whose choices do not follow from a seed: "
+            "another model's cannot be compared with them"
+        )
+
+
+def _may_sample(job: JobRow) -> bool:
+    sampling, given = (job.spec.get(part) or {} for part in ("sampling", "input"))
+    own = given.get("sampling_column") or given.get("format") == "openai"
+    return bool(sampling.get("temperature") or own)
 
 
 # --- choosing rows -------------------------------------------------------------------------------
-def choose(store: Store, objects: Objects, job: JobRow, lot: Lot) -> Iterator[Chosen]:
+def choose(store: Store, objects: Objects, job: JobRow, selection: Selection) -> Iterator[Chosen]:
     """The rows to check, in order. Rows that failed, or whose tokens are not kept, are none.
 
     Raises `UsageError` for a pattern that is none, and `ObjectError`.
     """
-    flag = _Flags(lot.patterns)
+    flag = _Flags(selection.patterns)
     prompts = in_order(objects, job, partial(store.prompts_of, job.job_id))
     row = next(prompts, None)
     by_row = groupby(store.completions(job.job_id, details=False), key=attrgetter("row_index"))
@@ -155,7 +182,7 @@ def choose(store: Store, objects: Objects, job: JobRow, lot: Lot) -> Iterator[Ch
             row = next(prompts, None)
         if row is None or row.row_index != row_index or not all(map(_can_be_checked, samples)):
             continue
-        drawn, why = lot.draws(row_index), flag.of(samples)
+        drawn, why = selection.draws(row_index), flag.of(samples)
         if drawn or why is not None:
             yield Chosen(row, drawn, why)
 
@@ -222,6 +249,7 @@ class Checked:
     flagged: Agreement = field(default_factory=Agreement)
     flags: dict[str, int] = field(default_factory=dict)  # rows by rule
     unfinished: int = 0  # rows that the check could not complete
+    left_out: int = 0  # rows that cannot be checked: they failed, or a policy holds their text
     differences: list[Difference] = field(default_factory=list)
 
 
@@ -238,6 +266,7 @@ def compare_jobs(store: Store, objects: Objects, job: JobRow, check: JobRow) -> 
     other = next(theirs, None)
     for row_index, mine in _by_row(store, job):
         if row_index not in wanted:
+            found.left_out += not all(map(_can_be_checked, mine))
             continue
         number, item = wanted[row_index]
         while other is not None and other[0] < number:
@@ -259,7 +288,7 @@ def _note(
     drawn: bool,
     flag: str | None,
 ) -> None:
-    if len(mine) != len(theirs) or any(r.has_failed and not r.is_malformed for r in theirs):
+    if len(mine) != len(theirs) or not all(map(_can_be_checked, (*mine, *theirs))):
         found.unfinished += 1
         return
     pairs = list(zip(mine, theirs, strict=True))
@@ -270,27 +299,22 @@ def _note(
         agreement.rows += 1
         agreement.same += not differing
         agreement.tokens += sum(len(one.token_ids) for one in mine)
-        agreement.tokens_alike += sum(_alike(one, other) for one, other in pairs)
+        agreement.tokens_alike += sum(_alike(a.token_ids, b.token_ids) for a, b in pairs)
     found.differences += differing[: max(0, SHOWN - len(found.differences))]
 
 
-def _alike(one: CompletionRecord, other: CompletionRecord) -> int:
-    """Tokens before the first that differs."""
-    pairs = enumerate(zip(one.token_ids, other.token_ids, strict=False))
-    shorter = min(len(one.token_ids), len(other.token_ids))
-    return next((at for at, (a, b) in pairs if a != b), shorter)
+def _alike(one: Sequence[object], other: Sequence[object]) -> int:
+    """How many come before the first that differs."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _difference(one: CompletionRecord, other: CompletionRecord) -> Difference | None:
     if tuple(one.token_ids) == tuple(other.token_ids):
         return None
-    at = _alike(one, other)
+    at = _alike(one.token_ids, other.token_ids)
     left, right = (r.token_ids[at] if at < len(r.token_ids) else None for r in (one, other))
-    place = next(
-        (n for n, (a, b) in enumerate(zip(one.text, other.text, strict=False)) if a != b),
-        min(len(one.text), len(other.text)),
-    )
-    begin = max(0, place - _BEFORE)
+    begin = max(0, _alike(one.text, other.text) - _BEFORE)
     texts = (one.text[begin : begin + CONTEXT], other.text[begin : begin + CONTEXT])
     return Difference(one.row_id, one.row_index, one.sample_index, "token", at, left, right, *texts)
 
@@ -306,6 +330,7 @@ def as_json(job: JobRow, check: JobRow, found: Checked) -> dict[str, Any]:
         "drawn": _figures(found.drawn),
         "flagged": _figures(found.flagged) | {"by_rule": found.flags},
         "unfinished": found.unfinished,
+        "left_out": found.left_out,
     }
 
 

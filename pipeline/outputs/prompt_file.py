@@ -83,7 +83,7 @@ class PromptFile:
 
 
 def rows_in(path: Path, samples: int) -> Iterator[PromptRow]:
-    """The rows of such a file, without their own sampling values."""
+    """The rows of such a file, with nothing of their own sampling values but `n`."""
     with pq.ParquetFile(path) as parquet:
         for batch in parquet.iter_batches(_ROWS):
             for item in batch.to_pylist():

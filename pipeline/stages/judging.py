@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Judging:
-    """What asking about a group's completions takes."""
+    """Asks the verifier about completions of a group's rows: for policies and for scores."""
 
     job: JobRow
     spec: JobSpec

@@ -10,10 +10,11 @@ the batch or on when it is done, so a group that is verified again comes to the 
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from itertools import zip_longest
 
 from specbatch.pipeline.engines.contract import Completion, Request
@@ -22,9 +23,18 @@ from specbatch.pipeline.stages.requests import records_of, row_and_sample
 from specbatch.pipeline.stages.texts import with_text
 from specbatch.schemas.malformed import CONTINUED, MENDED, RETRIED, MalformedSpec
 from specbatch.schemas.provenance import Provenance, Ticks
-from specbatch.schemas.records import FINISHED, FinishReason, JobRow, Origin, PromptRow
+from specbatch.schemas.records import (
+    FINISHED,
+    FinishReason,
+    JobRow,
+    Origin,
+    PromptRow,
+    Recheck,
+)
 from specbatch.schemas.seeds import retry_seed
 from specbatch.schemas.spec import JobSpec
+
+log = logging.getLogger(__name__)
 
 # Requests in, those completions out that there will ever be.
 Answer = Callable[[Sequence[Request]], Iterable[Completion]]
@@ -39,6 +49,7 @@ class Outcome:
     continued: bool
     retried: bool
     has_form: bool
+    refused: str | None = None  # why the engine could not continue it
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +78,9 @@ def mended(
         return Mended(done)
     courses = {c.request_id: mending.course(requests[c.request_id], c) for c in to_mend}
     outcomes = _run(courses, answer)
+    if refused := [outcome.refused for outcome in outcomes.values() if outcome.refused]:
+        message = "job %s: %d malformed outputs could not be continued: %s"
+        log.warning(message, mending.job.job_id, len(refused), refused[0])
     left = [
         outcomes[c.request_id].completion if c.request_id in outcomes else c
         for c in done
@@ -111,7 +125,7 @@ def mending_report(
 
 @dataclass(frozen=True)
 class Mending:
-    """What mending a group's completions takes."""
+    """Mends malformed completions of a group's rows."""
 
     job: JobRow
     spec: JobSpec
@@ -134,8 +148,11 @@ class Mending:
         """From a malformed completion to what is left of it."""
         policy, best, retried = self.spec.output.malformed, first, False
         longer = replace(request, params=policy.longer(request.params))
-        if continued := _is_cut(first, request, longer):
-            best = joined(first, (yield _continuing(longer, first)))
+        continued, refused = False, None
+        if _is_cut(first, request, longer):
+            further = yield _continuing(longer, first)
+            continued, refused = further.finish_reason in FINISHED, further.error
+            best = joined(first, further)
         if self._is_well_formed(request, best):
             return Outcome(best, longer, continued, retried, True)
         spent: list[Completion] = []
@@ -147,11 +164,12 @@ class Mending:
                 named = replace(found, request_id=request.request_id, retry=number)
                 of = replace(again, request_id=request.request_id)
                 charged = charged_with(named, (best, *spent))
-                return Outcome(charged, of, continued, retried, True)
+                return Outcome(charged, of, continued, retried, True, refused)
             spent.append(found)
         has_more = len(best.token_ids) > request.params.max_tokens
         charged = charged_with(best, spent)
-        return Outcome(charged, longer if has_more else request, continued, retried, False)
+        of = longer if has_more else request
+        return Outcome(charged, of, continued, retried, False, refused)
 
     def _retries(self, request: Request, policy: MalformedSpec) -> range:
         """Another seed changes nothing where the likeliest token is taken."""
@@ -240,8 +258,18 @@ def joined(first: Completion, further: Completion) -> Completion:
         baseline_sec=first.baseline_sec + further.baseline_sec,
         shadow_proposed=first.shadow_proposed + further.shadow_proposed,
         shadow_accepted=first.shadow_accepted + further.shadow_accepted,
+        shadow_pair=first.shadow_pair + further.shadow_pair,
+        recheck=_both(first.recheck, further.recheck),
         provenance=_one_after_other(first.provenance, further.provenance),
         ticks=first.ticks + further.ticks,
+    )
+
+
+def _both(one: Recheck, other: Recheck) -> Recheck:
+    return Recheck(
+        one.tokens + other.tokens,
+        one.differing + other.differing,
+        max(one.largest_margin, other.largest_margin),
     )
 
 
@@ -268,5 +296,6 @@ def charged_with(done: Completion, others: Sequence[Completion]) -> Completion:
     return replace(
         done,
         ticks=done.ticks + Ticks(overhead=ticks),
+        recheck=reduce(_both, (other.recheck for other in others), done.recheck),
         compute_sec=done.compute_sec + sum(other.compute_sec for other in others),
     )

@@ -5,8 +5,8 @@
     drafts    blocks that were written ahead for them
     reuse     answers that the store has, if the job wants them
     engine    join the fused batch and wait; last rows may go to an idle worker meanwhile
-    results   what has not its form mended, one record per sample, judged by the job's policies and
-              scored, written to its workspace
+    results   malformed outputs are mended; one record per sample, judged by the job's policies and
+              scored, goes to its workspace
     commit    the group goes on to RECORD, with the device time that it took
 
 If the job is stopped meanwhile, its finished rows are kept and the group ends.

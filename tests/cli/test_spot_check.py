@@ -8,8 +8,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
-from specbatch.pipeline.operations.spot_checks import Lot
+from specbatch.pipeline.operations.spot_checks import Selection
 from specbatch.pipeline.outputs.outputs import read_output
 from specbatch.pipeline.policy.ratios import share_of
 from support.models import TinyPair, tiny_llama
@@ -37,8 +38,8 @@ def checked() -> dict[str, str]:
     return texts(folder)
 
 
-def rows_drawn(lot: Lot, of: int = 12) -> Iterator[str]:
-    return (f"row-{i}" for i in range(of) if lot.draws(i))
+def rows_drawn(selection: Selection) -> Iterator[str]:
+    return (f"row-{i}" for i in range(12) if selection.draws(i))
 
 
 def test_drawn_rows_are_written_again_and_compared(
@@ -48,7 +49,7 @@ def test_drawn_rows_are_written_again_and_compared(
     done = cli("spot-check", small, *flags, "--local", "--json")
     assert done.code == 0, done.err
     found, mine, theirs = done.json, texts("small"), checked()
-    assert list(theirs) == list(rows_drawn(Lot(0.5, 3)))
+    assert list(theirs) == list(rows_drawn(Selection(0.5, 3)))
     assert 0 < len(theirs) < 12
     same = sum(mine[row] == theirs[row] for row in theirs)
     assert (found["drawn"]["rows"], found["drawn"]["same"]) == (len(theirs), same)
@@ -90,12 +91,10 @@ def test_less_agreement_than_asked_for_is_an_exit_code(
 
 
 def test_flagged_rows_are_checked_and_told_apart(cli: Any, small: str, tiny_pair: TinyPair) -> None:
-    text = texts("small")["row-4"]
     flags = ("--by", tiny_pair.verifier, "--share", 0, "--flag", r"any=(?s).", "--local", "--json")
     done = cli("spot-check", small, *flags)
     assert done.code == 0, done.err
     with_text = sum(bool(one) for one in texts("small").values())
-    assert text
     assert done.json["flagged"]["by_rule"] == {"any": with_text}
     assert done.json["drawn"] == {
         **{"rows": 0, "same": 0, "share": None, "interval_95": [None, None]},
@@ -117,12 +116,72 @@ def test_a_purge_deletes_the_prompts_of_a_check(
     assert "was purged" in refused.complaint
 
 
+def test_a_check_that_was_purged_found_nothing(cli: Any, small: str, tiny_pair: TinyPair) -> None:
+    flags = ("--by", tiny_pair.verifier, "--share", 1, "--local", "--json")
+    done = cli("spot-check", small, *flags)
+    assert done.code == 0, done.err
+    assert cli("purge", "--job", done.json["check"]).code == 0
+    refused = cli("spot-check", small, *flags)
+    assert refused.code == 2
+    assert "are not kept" in refused.complaint
+
+
+def test_malformed_rows_are_always_checked_and_drawn_ones_count_in_both(
+    cli: Any, tiny_pair: TinyPair, tmp_path: Path
+) -> None:
+    spec = tmp_path / "forms.yaml"
+    forms = {"n": 2, "response_format": {"type": "regex", "regex": "[ab]{40}"}}
+    spec.write_text(yaml.safe_dump({"sampling": {**forms, "temperature": 0.7}}))
+    made = cli(
+        *("submit-job", spec, "--input", "prompts.parquet", "--output", "small"),
+        *("--max-tokens", 6, "--verifier", tiny_pair.draft, "--local", "--json"),
+    )
+    assert made.json["rows_failed"] == 12
+    flags = ("--by", tiny_pair.verifier, "--share", 0.5, "--seed", 3, "--local", "--json")
+    done = cli("spot-check", made.json["job"], *flags)
+    assert done.code == 3, "the check's own outputs are as malformed"
+    assert done.json["flagged"]["by_rule"] == {"malformed": 12}
+    assert done.json["drawn"]["rows"] == len(list(rows_drawn(Selection(0.5, 3))))
+    assert done.json["left_out"] == 0
+
+
+def test_rows_that_a_policy_withholds_are_left_out(
+    cli: Any, tiny_pair: TinyPair, tmp_path: Path
+) -> None:
+    spec = tmp_path / "judged.yaml"
+    policy = {"use": "patterns", "patterns": {"any": "(?s).+"}, "verdict": "block"}
+    spec.write_text(yaml.safe_dump({"policies": [policy]}))
+    made = cli(
+        *("submit-job", spec, "--input", "prompts.parquet", "--output", "small"),
+        *("--max-tokens", 6, "--verifier", tiny_pair.draft, "--local", "--json"),
+    )
+    refused = cli(
+        "spot-check", made.json["job"], "--by", tiny_pair.verifier, "--share", 1, "--local"
+    )
+    assert refused.code == 2
+    assert "none is flagged" in refused.complaint
+
+
 def test_a_check_that_fails_says_why(cli: Any, small: str, tiny_pair: TinyPair) -> None:
     flags = ("--by", tiny_pair.verifier, "--share", 1, "--local")
     refused = cli("spot-check", small, *flags, "--output", "small")
     assert refused.code == 4
     assert "small" in refused.complaint
-    assert cli("spot-check", small, *flags[:3], 0.5, "--seed", 3, "--local").code == 0
+    again = cli("spot-check", small, *flags, "--output", "small")
+    assert again.code == 4
+    assert "and failed: `specbatch retry" in again.err
+    assert cli("spot-check", small, *flags, "--output", "elsewhere").code == 0
+
+
+def test_outputs_that_depend_on_drafts_are_not_compared(
+    cli: Any, job: Any, tiny_pair: TinyPair
+) -> None:
+    ratio = ("--verification", "rejection", "--temperature", 0.7, "--local", "--json")
+    made = cli("submit-job", *job, *ratio)
+    assert made.code == 0, made.err
+    refused = cli("spot-check", made.json["job"], "--by", tiny_pair.verifier, "--local")
+    assert refused.code == 2
+    assert "verified by a ratio test" in refused.complaint
 
 
 @pytest.mark.parametrize(
@@ -131,6 +190,8 @@ def test_a_check_that_fails_says_why(cli: Any, small: str, tiny_pair: TinyPair) 
         (("--share", 0), "no row of job"),
         (("--flag", "nameless"), "should be NAME=REGEX"),
         (("--flag", "bad=("), "pattern `bad`"),
+        (("--flag", "my rule=x"), "a name of letters, digits"),
+        (("--flag", "malformed=x"), "none malformed"),
     ],
 )
 def test_what_cannot_be_checked_is_said(

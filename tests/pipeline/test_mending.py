@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -25,10 +25,12 @@ from specbatch.schemas.records import (
     JobState,
     Origin,
     PromptRow,
+    Recheck,
     SamplingParams,
     Stage,
 )
 from specbatch.schemas.seeds import retry_seed, sample_seed
+from specbatch.schemas.speculation import ShadowPair
 
 PLAIN, ACCEPTED, CORRECTED, BONUS = Origin
 JOB = JobRow(
@@ -104,12 +106,22 @@ def test_what_goes_on_follows_what_was_there() -> None:
 
 def test_no_field_of_what_goes_on_is_forgotten() -> None:
     """A new field of completions must be joined, or be listed here."""
-    of_the_first = {"request_id", "error", "recheck", "shadow_pair", "reused_from", "retry"}
+    of_the_first = {"request_id", "error", "reused_from", "retry"}
     apart = {field.name for field in fields(Completion)} - of_the_first
     one, other = FIRST, FURTHER
     whole = joined(one, other)
-    for name in apart - {"top_logprobs", "shadow_proposed", "shadow_accepted"}:
+    in_shadow = {"shadow_proposed", "shadow_accepted", "shadow_pair"}
+    for name in apart - {"top_logprobs", "recheck"} - in_shadow:
         assert getattr(whole, name) != getattr(one, name), name
+
+
+def test_what_was_verified_again_is_counted_of_both_parts() -> None:
+    one = replace(FIRST, recheck=Recheck(3, 1, 0.5), shadow_pair=ShadowPair(1, 2, 3))
+    other = replace(FURTHER, recheck=Recheck(4, 1, 0.25), shadow_pair=ShadowPair(1, 1, 1))
+    whole = joined(one, other)
+    assert whole.recheck == Recheck(7, 2, 0.5)
+    assert whole.shadow_pair == ShadowPair(2, 3, 4)
+    assert charged_with(one, [other]).recheck == Recheck(7, 2, 0.5)
 
 
 def test_log_probabilities_of_the_likeliest_follow_one_another_too() -> None:

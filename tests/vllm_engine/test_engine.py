@@ -43,8 +43,8 @@ TOKENS = 24
 GREEDY = SamplingParams(max_tokens=TOKENS)
 SAMPLED = replace(GREEDY, temperature=0.7)
 SOUND, APART, OFF = (
-    Verdict(True, True, True),
-    Verdict(True, False, True),
+    Verdict(True, True, True, True),
+    Verdict(True, False, True, True),
     Verdict(False, False, False, False),
 )
 BLOCK = frozenset({PRE_GENERATED})
@@ -273,7 +273,7 @@ def test_it_stays_in_a_core_that_others_need_for_drafts() -> None:
 
 
 def test_sampled_requests_have_a_plain_core_where_drafts_would_change_them() -> None:
-    made = Made(Verdict(True, False, False), faulty="sampled")
+    made = Made(Verdict(True, False, False, True), faulty="sampled")
     given = [request(n, SAMPLED if n % 2 else GREEDY, draft_ids=right(n), depth=4, sources=BLOCK)
              for n in range(8)]  # fmt: skip
     done = made.run(given)

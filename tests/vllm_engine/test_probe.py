@@ -19,13 +19,13 @@ def verdict_on(core: FakeCore) -> Verdict:
 
 def test_a_sound_core_may_speculate_on_mixed_batches() -> None:
     found = verdict_on(FakeCore(sequences=8))
-    assert found == Verdict(True, True, True)
+    assert found == Verdict(True, True, True, True)
     assert found.in_words == "speculation gives what the same core gives without it"
 
 
 @pytest.mark.parametrize("sequences", [1, 2, 3])
 def test_a_core_of_few_sequences_is_sound_too(sequences: int) -> None:
-    assert verdict_on(FakeCore(sequences=sequences)) == Verdict(True, True, True)
+    assert verdict_on(FakeCore(sequences=sequences)) == Verdict(True, True, True, True)
 
 
 def test_what_a_core_drafts_itself_does_not_count_as_the_truth_without_drafts() -> None:
@@ -36,13 +36,13 @@ def test_what_a_core_drafts_itself_does_not_count_as_the_truth_without_drafts() 
 
 def test_a_core_that_fails_mixed_batches_keeps_them_apart() -> None:
     found = verdict_on(FakeCore(sequences=8, faulty="mixed"))
-    assert found == Verdict(True, False, True)
+    assert found == Verdict(True, False, True, True)
     assert "greedy and sampled requests run apart" in found.in_words
 
 
 def test_a_core_that_draws_wrongly_under_drafts_does_not_draft_for_sampled_requests() -> None:
     found = verdict_on(FakeCore(sequences=8, faulty="sampled"))
-    assert found == Verdict(True, True, False)
+    assert found == Verdict(True, True, False, True)
     assert "sampled requests run apart, without drafts: drafts of 4 changed" in found.in_words
 
 
@@ -116,7 +116,7 @@ class Doubtful(FakeCore):
 
 def test_how_near_a_tie_must_be_depends_on_the_dtype() -> None:
     core = Doubtful(sequences=8)
-    assert probe(core, VOCABULARY, "bfloat16", 4) == Verdict(True, True, True)
+    assert probe(core, VOCABULARY, "bfloat16", 4) == Verdict(True, True, True, True)
     assert probe(core, VOCABULARY, "float32", 4) == Verdict(False, False, False, False)
     core.gap = 1.0
     assert probe(core, VOCABULARY, "bfloat16", 4) == Verdict(False, False, False, False)
@@ -134,7 +134,7 @@ def test_a_fault_says_where_and_what_was_decided_instead(faulty: str) -> None:
 @pytest.mark.parametrize("depth", [1, 2, 4])
 def test_a_probe_leaves_nothing_in_the_core(depth: int) -> None:
     core = FakeCore(sequences=8)
-    assert probe(core, VOCABULARY, "float32", depth) == Verdict(True, True, True)
+    assert probe(core, VOCABULARY, "float32", depth) == Verdict(True, True, True, True)
     assert core.step() == []
     assert core.batches[-1] == []
 

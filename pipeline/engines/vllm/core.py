@@ -215,7 +215,10 @@ class Core:
                 supported_tasks=engine.get_supported_tasks(),
             )
             self._hold(request, work)
-            self._core.add_request(request)
+            try:
+                self._core.add_request(request)
+            finally:
+                self._masks.forget(request.request_id)
         except self._refusals as error:
             raise EngineError(f"vLLM refuses the request: {error}") from error
         self._inner[work.request_id] = inner

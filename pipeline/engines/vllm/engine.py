@@ -379,7 +379,7 @@ class VllmEngine:
 
     def _tried(self) -> Verdict:
         """What speculation is good for. Where it cannot even be tried, jobs run without it; once
-        they have ended it is tried a second time. A load takes minutes, so no third time, and no
+        what ran has ended it is tried a second time. A load takes minutes, so no third time, and no
         second one where vLLM refuses the model or the options."""
         try:
             verdict = self._judge(self._changed_core(True))
@@ -392,7 +392,7 @@ class VllmEngine:
             self._failed_at = self.stats.finished
             again = ", and will be tried once more" if self._failed_tries < TRIES else ""
             fault = f"it cannot be tried: {with_type(error)}{again}"
-            return Verdict(False, False, False, False, (fault,))
+            return Verdict.of_nothing(fault)
         self._failed_tries = 0
         return verdict
 

@@ -26,7 +26,7 @@ ALL = np.int32(-1)  # of set bits: every token may come
 class HeldGrammar:
     """What vLLM's scheduler keeps of a request's grammar.
 
-    Not asked here, and so not here, is what only vLLM's own masks need: to go ahead and back.
+    What only vLLM's own masks need is missing: to go ahead and back.
     """
 
     def __init__(self, state: GrammarState, end_ids: Collection[int]) -> None:
@@ -76,6 +76,10 @@ class Masks:
     def expect(self, inner: str, grammar: HeldGrammar) -> None:
         """A request by this id of vLLM's is about to be added."""
         self._begun[inner] = grammar
+
+    def forget(self, inner: str) -> None:
+        """The request was added, or refused."""
+        self._begun.pop(inner, None)
 
     # --- instead of vLLM's `StructuredOutputManager` ---------------------------------------------
     def grammar_init(self, request: Any) -> None:

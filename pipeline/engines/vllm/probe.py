@@ -58,8 +58,13 @@ class Verdict:
     drafts: bool  # greedy requests alone, drafted for
     mixed: bool  # greedy and sampled requests in one batch
     sampled: bool  # sampled requests, drafted for
-    formed: bool = True  # requests with a grammar, drafted for
+    formed: bool  # requests with a grammar, drafted for
     faults: tuple[str, ...] = field(default=(), compare=False)  # in words
+
+    @classmethod
+    def of_nothing(cls, fault: str) -> Verdict:
+        """Of a core that cannot speculate."""
+        return cls(drafts=False, mixed=False, sampled=False, formed=False, faults=(fault,))
 
     @property
     def in_words(self) -> str:
