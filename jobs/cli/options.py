@@ -65,7 +65,7 @@ KeepColumns = Annotated[
 
 KeepBest = Annotated[
     Whole,
-    _option("--keep-best", "publish so many of a prompt's n completions, the likeliest", _OUT),
+    _option("--keep-best", "publish so many of a prompt's n completions, the best", _OUT),
 ]
 
 Verifier = Annotated[Text, _option("--verifier", "model that decides: folder or hub id", _MODELS)]

@@ -69,7 +69,7 @@ def leave(job: JobRow, otherwise: int = 0) -> NoReturn:
     if job.state is JobState.FAILED:
         complain(f"job {job.job_id} failed: {job.error or 'see `specbatch show`'}")
     elif job.state is JobState.PARTIAL:
-        remark(f"some rows failed: `specbatch show {job.job_id}` says why")
+        remark(f"some rows failed: `specbatch results {job.job_id} --failed` says why")
     elif job.state is JobState.CANCELLED:
         reason = f" ({job.stop_reason})" if job.stop_reason else ""
         remark(

@@ -128,4 +128,8 @@ def _found(row: JobRow, count: int) -> str:
     nothing = f"job {row.job_id} is {row.state}: nothing to retry"
     if row.state is JobState.DONE:
         return nothing
-    return f"{nothing}; a row that was refused when it was read needs a corrected input"
+    return (
+        f"{nothing}: `specbatch results {row.job_id} --failed` says what failed; a row that was "
+        "refused when it was read needs a corrected input, an output without its form more "
+        "max_tokens or `output.malformed`"
+    )

@@ -19,7 +19,7 @@ from specbatch.pipeline.runtime.client import Client
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.records import JobRow, JobState
 from specbatch.schemas.settings import Settings
-from specbatch.schemas.spec import model_ref, spec_of
+from specbatch.schemas.spec import absolute, model_ref, spec_of
 from specbatch.schemas.visible import one_line
 
 if TYPE_CHECKING:  # the light install has no pyarrow
@@ -78,9 +78,8 @@ def spot_check(
     with client(settings) as c, closing(make_store(settings)) as store:
         row = c.job(job)
         checks = make_spot_checks(settings, store)
-        check = _check_of(
-            settings, c, checks, row, _selection(share, seed, flag or ()), by, output, local
-        )
+        selection = _selection(share, seed, flag or ())
+        check = _check_of(settings, c, checks, row, selection, by, output, local)
         with if_interrupted(stored(check.job_id)):
             if not check.state.is_final:
                 _run(settings, c, check, local, wait, timeout)
@@ -89,11 +88,13 @@ def spot_check(
             remark(f"job {check.job_id} checks; the same command tells what it found once it ended")
             say(check.job_id)
             return
-        found = checks.found_by(row, check)
+        found = checks.found_by(row, check, selection)
     if found is None:
         leave(check)
     _tell(row, check, found, json)
-    if least is not None and found.drawn.rows and 100 * found.drawn.interval.value < least:
+    if least is not None and not found.drawn.rows:
+        remark("no row was drawn, so --least says nothing: raise --share")
+    elif least is not None and 100 * found.drawn.interval.value < least:
         complain(f"fewer than {least:g} % of the drawn rows are the same")
         raise typer.Exit(BELOW)
     leave(check)
@@ -131,7 +132,7 @@ def _check_of(
     from specbatch.pipeline.operations.spot_checks import may_be_checked
 
     may_be_checked(row)
-    model = model_ref(by, Path.cwd())
+    model, output = model_ref(by, Path.cwd()), output and absolute(output, Path.cwd())
     key = f"spot-check/{selection.digest(row.job_id, model, output)}"
     known = c.find(row.tenant, key)
     if known is not None:
@@ -139,6 +140,8 @@ def _check_of(
         hint = f": `specbatch retry {known.job_id}` does it again" if again else ""
         remark(f"job {known.job_id} is this check, and {known.state}{hint}")
         return known
+    if model == row.verifier and spec_of(row).engine.verifier_weights == "as-is":
+        remark(f"{model} is the model of job {row.job_id} itself")
     check_share_a_vocabulary(row.verifier, model)
     if not local:
         check_broker(settings)
@@ -181,7 +184,7 @@ def _lines(row: JobRow, check: JobRow, found: Checked) -> Iterator[str]:
         of = "all rows that could be drawn" if found.left_out else "all rows"
         yield f"  95 % interval for {of}: {share.low:.1%} to {share.high:.1%}"
     if found.flagged.rows:
-        rules = ", ".join(f"{name} {count:,}" for name, count in sorted(found.flags.items()))
+        rules = ", ".join(f"{name} {count:,}" for name, count in found.flags.items())
         yield f"flagged: {_agreement(found.flagged)} ({rules})"
     if found.unfinished:
         yield f"not compared: {found.unfinished:,} rows that job {check.job_id} could not complete"
@@ -189,6 +192,8 @@ def _lines(row: JobRow, check: JobRow, found: Checked) -> Iterator[str]:
         yield f"left out: {found.left_out:,} rows that failed, or whose texts a policy changed"
     for difference in found.differences:
         yield f"  {in_words(difference)}"
+    if (more := found.differing - len(found.differences)) > 0:
+        yield f"  and {more:,} more completions that differ"
 
 
 def _agreement(of: Agreement) -> str:

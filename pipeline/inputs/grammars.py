@@ -271,33 +271,23 @@ class GrammarState:
     def _filled(self, allowed: NDArray[np.int32], draft: Sequence[int], first: int) -> int | None:
         """The row at which the grammar gave up; None: it did not."""
         matcher, taken = self._matcher, 0
-        sure = self._sure(draft)
         try:
+            for token in draft[:first]:
+                if not self._takes(token):
+                    return None
+                taken += 1
+            last = len(allowed) - 1
             for row, bits in enumerate(allowed):
-                if first + row < len(sure):
-                    _set_alone(bits, sure[first + row])
-                    continue
-                while taken < first + row:
-                    if not self._takes(draft[taken]):
-                        return None
-                    taken += 1
                 matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
                 if matcher.is_error():
                     return row
+                if row == last or not self._takes(draft[first + row]):
+                    return None
+                taken += 1
             return None
         finally:
             if taken:
                 matcher.rollback(taken)
-
-    def _sure(self, draft: Sequence[int]) -> list[int]:
-        """The tokens that are forced as far as the draft has them, and the one behind it. A forced
-        token is alone in its mask, which then need not be computed."""
-        forced = self._forced
-        same = next(
-            (n for n, (a, b) in enumerate(zip(draft, forced, strict=False)) if a != b), None
-        )
-        sure = forced[: (min(len(draft), len(forced)) if same is None else same) + 1]
-        return sure[:-1] if sure and sure[-1] in self._end_ids else sure
 
     def _renewed(self) -> bool:
         """Whether it was the lexer that gave up, maybe by what other outputs did to it: the state
@@ -311,11 +301,6 @@ class GrammarState:
         """Whether the draft goes on with the token, which is then behind it. Nothing follows the
         end."""
         return token not in self._end_ids and self._matcher.try_consume_tokens([token]) == 1
-
-
-def _set_alone(bits: NDArray[np.int32], token: int) -> None:
-    bits[:] = 0
-    bits.view(np.uint32)[token >> 5] = 1 << (token & 31)
 
 
 def _of_schema(schema: Any) -> str:

@@ -7,6 +7,7 @@ ends: with who started them, whatever the entry point is doing then.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import os
@@ -26,6 +27,7 @@ from specbatch.schemas.errors import UsageError
 from specbatch.schemas.policies import ENTRY_POINTS, PolicyInput, Verdict
 
 Hook = Callable[..., Any]
+_PR_SET_PDEATHSIG = 1  # of `prctl(2)`
 Answer = dict[str, Any]  # as JSON
 
 
@@ -70,9 +72,11 @@ def entry_point(kind: Kind, name: str) -> EntryPoint:
 def main() -> None:
     kind = {kind.name: kind for kind in (POLICY, SCORER)}[sys.argv[1]]
     name, descriptor = sys.argv[2], int(sys.argv[3])
+    guard = os.getpid()
     if child := os.fork():
         os.close(descriptor)
         _guard(child)
+    _end_with(guard)
     pipe, own = Connection(descriptor), os.getpid()
     with suppress(EOFError, OSError):
         hook = _load(kind, name, pipe)
@@ -82,6 +86,13 @@ def main() -> None:
             if os.getpid() != own:  # it has forked, and came back in both
                 os._exit(1)
             pipe.send_bytes(json.dumps(answer).encode())
+
+
+def _end_with(guard: int) -> None:
+    """Even if the entry point moves to another session, where no signal to the group finds it."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != guard:  # it ended before
+        os._exit(1)
 
 
 def _guard(child: int) -> None:

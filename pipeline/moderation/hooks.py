@@ -13,6 +13,7 @@ import math
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -93,7 +94,7 @@ class HookProcess:
         """End the process for good: who waits for an answer is told that the worker ends."""
         self._is_over = True
         if (process := self._process) is not None:
-            _kill(process)  # which wakes who waits, and ends that turn
+            _end_now(process, self._pipe)  # which wakes who waits, and ends that turn
         with self._turn:
             self._end()
 
@@ -127,7 +128,8 @@ class HookProcess:
         assert self._pipe is not None
         assert self._process is not None
         late = threading.Event()
-        timer = threading.Timer(timeout_sec, _end_late, (self._process, late))
+        ends = (late, self._process, self._pipe)
+        timer = threading.Timer(timeout_sec, _end_late, ends)
         timer.daemon = True
         timer.start()
         try:
@@ -160,15 +162,28 @@ def _started(kind: Kind, name: str, descriptor: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-P", "-m", hook_process.__name__, kind.name, name, str(descriptor)],
         stdin=subprocess.PIPE,  # ends with this process
+        stdout=subprocess.DEVNULL,  # it may print texts, and this process's output is not its own
+        stderr=subprocess.DEVNULL,
         pass_fds=(descriptor,),
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         start_new_session=True,  # a terminal's Ctrl-C is for the worker alone
     )
 
 
-def _end_late(process: subprocess.Popen[bytes], late: threading.Event) -> None:
+def _end_late(
+    late: threading.Event, process: subprocess.Popen[bytes], pipe: Connection | None
+) -> None:
     late.set()
+    _end_now(process, pipe)
+
+
+def _end_now(process: subprocess.Popen[bytes], pipe: Connection | None) -> None:
+    """End it, and the waiting for it: what it forked into another session keeps the other end."""
     _kill(process)
+    if pipe is None:
+        return
+    with suppress(OSError), socket.socket(fileno=os.dup(pipe.fileno())) as end:
+        end.shutdown(socket.SHUT_RDWR)
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -221,6 +221,7 @@ def _deciding(job: JobRow) -> dict[str, Any]:
         values |= dict(_flat(part, spec.get(part)))
     speculation = spec.get("speculation") or {}
     values |= {f"speculation.{name}": speculation.get(name) for name in _LIKEWISE}
+    values |= dict(_flat("output.malformed", (spec.get("output") or {}).get("malformed") or {}))
     policies = spec.get("policies") or ()
     return values | ({"policies": _in_brief(policies)} if policies else {})
 

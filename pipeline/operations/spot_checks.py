@@ -29,7 +29,7 @@ from specbatch.pipeline.outputs.prompt_file import PromptFile, input_values
 from specbatch.pipeline.policy.ratios import Interval, share_of
 from specbatch.pipeline.storage.objects import Objects, join
 from specbatch.pipeline.storage.prompts import in_order
-from specbatch.schemas.errors import UsageError
+from specbatch.schemas.errors import ObjectError, UsageError
 from specbatch.schemas.numeric_class import samples_by_seed
 from specbatch.schemas.policies import PATTERNS, PolicySpec, Ruling
 from specbatch.schemas.privacy import NOT_KEPT
@@ -40,8 +40,9 @@ from specbatch.schemas.speculation import VOCABULARY
 
 MALFORMED = "malformed"  # why a row is flagged whose output has not the form it was asked for
 SHOWN = 10  # differences
+_MOST_NAME = 80  # characters of the job's name in the check's
 _BEFORE = 10  # characters of a text that are shown before its first difference
-_COLUMNS = (pa.field("drawn", pa.bool_(), nullable=False), pa.field("flag", pa.string()))
+_COLUMNS = (pa.field("flags", pa.list_(pa.string()), nullable=False),)
 _DROPPED = (  # what a check does not share with its job
     *("deadline_sec", "budget_usd", "notify", "policies", "reuse_outputs", "reuse_check"),
     *("model_fingerprint", "proposer", "speculation"),
@@ -72,8 +73,7 @@ class Chosen:
     """A row to check, and why."""
 
     row: PromptRow
-    drawn: bool
-    flag: str | None  # the rule that found it
+    flags: Sequence[str]  # the rules that found it
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,19 +92,23 @@ class SpotChecks:
         `ObjectError`.
         """
         spec = spec_of(job)
+        if output is not None and output.rstrip("/") == spec.output.uri.rstrip("/"):
+            raise UsageError(f"--output {output} is the output of job {job.job_id} itself")
         name = f"spot-check-{selection.digest(job.job_id, by, output)[:8]}"
         prompts = join(job.workspace_uri, f"{name}.parquet")
         chosen = choose(self.store, self.objects, job, selection)
         if not write_prompts(self.objects, prompts, chosen, spec.sampling.n):
+            if not any(all(map(_can_be_checked, of)) for _, of in _by_row(self.store, job)):
+                raise UsageError(f"no row of job {job.job_id} has an output that can be checked")
             raise UsageError(
                 f"no row of job {job.job_id} is drawn with share {selection.share:g} and seed "
                 f"{selection.seed}, and none is flagged: raise the share, or take another seed"
             )
         return check_spec(spec, by, prompts, output or f"{spec.output.uri.rstrip('/')}-{name}")
 
-    def found_by(self, job: JobRow, check: JobRow) -> Checked | None:
-        """What a check that has ended found; None if it did not begin. Raises `UsageError` and
-        `ObjectError`."""
+    def found_by(self, job: JobRow, check: JobRow, selection: Selection) -> Checked | None:
+        """What a check of such a selection that has ended found; None if it did not begin. Raises
+        `UsageError` and `ObjectError`."""
         if check.purged_at is not None or not check.privacy.is_full:
             raise UsageError(f"the texts of job {check.job_id}, which checked, are not kept")
         one, other = (of.report.get(VOCABULARY) for of in (job, check))
@@ -115,7 +119,7 @@ class SpotChecks:
                 f"`{job.verifier}` and `{check.verifier}` give other meanings to token ids: only "
                 "models with one tokenizer can check each other"
             )
-        return compare_jobs(self.store, self.objects, job, check)
+        return compare_jobs(self.store, self.objects, job, check, selection)
 
 
 def check_spec(spec: JobSpec, by: str, prompts: str, output: str) -> JobSpec:
@@ -127,7 +131,7 @@ def check_spec(spec: JobSpec, by: str, prompts: str, output: str) -> JobSpec:
         engine.pop(of_the_other, None)
     mended = spec.output.malformed.model_dump(exclude_defaults=True, exclude={"then"})
     values |= {
-        "name": f"{spec.name}-spot-check",
+        "name": f"{spec.name[:_MOST_NAME]}-spot-check",
         "verifier": by,
         "input": input_values(prompts),
         "output": {"uri": output, "format": spec.output.format, "malformed": mended},
@@ -172,7 +176,7 @@ def choose(store: Store, objects: Objects, job: JobRow, selection: Selection) ->
 
     Raises `UsageError` for a pattern that is none, and `ObjectError`.
     """
-    flag = _Flags(selection.patterns)
+    flags = _Flags(selection.patterns)
     prompts = in_order(objects, job, partial(store.prompts_of, job.job_id))
     row = next(prompts, None)
     by_row = groupby(store.completions(job.job_id, details=False), key=attrgetter("row_index"))
@@ -182,9 +186,9 @@ def choose(store: Store, objects: Objects, job: JobRow, selection: Selection) ->
             row = next(prompts, None)
         if row is None or row.row_index != row_index or not all(map(_can_be_checked, samples)):
             continue
-        drawn, why = selection.draws(row_index), flag.of(samples)
-        if drawn or why is not None:
-            yield Chosen(row, drawn, why)
+        drawn, why = selection.draws(row_index), flags.of(samples)
+        if drawn or why:
+            yield Chosen(row, why)
 
 
 def _can_be_checked(record: CompletionRecord) -> bool:
@@ -196,18 +200,21 @@ class _Flags:
     """The rules that flag a row."""
 
     def __init__(self, patterns: Mapping[str, str]) -> None:
-        spec = PolicySpec(use=PATTERNS, patterns=patterns) if patterns else None
-        self._patterns = Patterns(spec) if spec is not None else None
+        try:
+            self._patterns = {
+                name: Patterns(PolicySpec(use=PATTERNS, patterns={name: regex}))
+                for name, regex in patterns.items()
+            }
+        except UsageError as error:
+            raise UsageError(f"a flag cannot be used: {error}") from None
 
-    def of(self, samples: Iterable[CompletionRecord]) -> str | None:
-        for record in samples:
-            if record.is_malformed:
-                return MALFORMED
-            if self._patterns is not None:
-                verdict = self._patterns.judge(record.text)
-                if verdict.ruling is not Ruling.ALLOW:
-                    return verdict.code
-        return None
+    def of(self, samples: Sequence[CompletionRecord]) -> list[str]:
+        """The names of those that one of the row's completions meets."""
+        found = [MALFORMED] if any(record.is_malformed for record in samples) else []
+        for name, pattern in self._patterns.items():
+            if any(pattern.judge(r.text).ruling is not Ruling.ALLOW for r in samples):
+                found.append(name)
+        return found
 
 
 def write_prompts(objects: Objects, uri: str, chosen: Iterable[Chosen], samples: int) -> int:
@@ -219,7 +226,7 @@ def write_prompts(objects: Objects, uri: str, chosen: Iterable[Chosen], samples:
         path = folder / "spot-check.parquet"
         with closing(PromptFile(path, samples, _COLUMNS)) as file:
             for one in chosen:
-                file.add(one.row, drawn=one.drawn, flag=one.flag)
+                file.add(one.row, flags=one.flags)
         if file.rows:
             objects.put_file(uri, path)
         return file.rows
@@ -250,30 +257,41 @@ class Checked:
     flags: dict[str, int] = field(default_factory=dict)  # rows by rule
     unfinished: int = 0  # rows that the check could not complete
     left_out: int = 0  # rows that cannot be checked: they failed, or a policy holds their text
-    differences: list[Difference] = field(default_factory=list)
+    differing: int = 0  # completions, of which …
+    differences: list[Difference] = field(default_factory=list)  # … these are shown
 
 
-def compare_jobs(store: Store, objects: Objects, job: JobRow, check: JobRow) -> Checked:
-    """What `check`, which has ended, has found on `job`. Raises `ObjectError`, `UsageError`."""
+def compare_jobs(
+    store: Store, objects: Objects, job: JobRow, check: JobRow, selection: Selection
+) -> Checked:
+    """What `check`, which has ended, has found on `job`. Raises `ObjectError`, also where the file
+    of its prompts does not fit the job any more."""
     uri = str((check.spec.get("input") or {}).get("uri"))
     with objects.open(uri) as file, pq.ParquetFile(file) as parquet:
-        columns = ["row_index", "drawn", "flag"]
-        if not set(columns) <= set(parquet.schema_arrow.names):
-            raise UsageError(f"job {check.job_id} is no spot check")
-        table = parquet.read(columns=columns).to_pylist()
-    found, theirs = Checked(), _by_row(store, check)
-    wanted = {item["row_index"]: (number, item) for number, item in enumerate(table)}
+        table = parquet.read(columns=["row_index", "flags"]).to_pylist()
+    flags = {item["row_index"]: (number, item["flags"]) for number, item in enumerate(table)}
+    found = Checked(flags=dict.fromkeys([MALFORMED, *selection.patterns], 0))
+    theirs = _by_row(store, check)
     other = next(theirs, None)
     for row_index, mine in _by_row(store, job):
-        if row_index not in wanted:
-            found.left_out += not all(map(_can_be_checked, mine))
+        drawn, can_be = selection.draws(row_index), all(map(_can_be_checked, mine))
+        if row_index not in flags:
+            if drawn and can_be:
+                raise _damaged(uri)
+            found.left_out += not can_be
             continue
-        number, item = wanted[row_index]
+        number, why = flags[row_index]
         while other is not None and other[0] < number:
             other = next(theirs, None)
         samples = other[1] if other is not None and other[0] == number else []
-        _note(found, mine, samples, item["drawn"], item["flag"])
+        if any(a.row_id != b.row_id for a, b in zip(mine, samples, strict=False)):
+            raise _damaged(uri)
+        _note(found, mine, samples, drawn, why)
     return found
+
+
+def _damaged(uri: str) -> ObjectError:
+    return ObjectError(f"{uri} is not what the check was made of: it was changed or damaged since")
 
 
 def _by_row(store: Store, job: JobRow) -> Iterator[tuple[int, list[CompletionRecord]]]:
@@ -286,20 +304,21 @@ def _note(
     mine: Sequence[CompletionRecord],
     theirs: Sequence[CompletionRecord],
     drawn: bool,
-    flag: str | None,
+    flags: Sequence[str],
 ) -> None:
     if len(mine) != len(theirs) or not all(map(_can_be_checked, (*mine, *theirs))):
         found.unfinished += 1
         return
     pairs = list(zip(mine, theirs, strict=True))
     differing = [d for one, other in pairs if (d := _difference(one, other)) is not None]
-    if flag is not None:
+    for flag in flags:
         found.flags[flag] = found.flags.get(flag, 0) + 1
-    for agreement in [found.drawn] * drawn + [found.flagged] * (flag is not None):
+    for agreement in [found.drawn] * drawn + [found.flagged] * bool(flags):
         agreement.rows += 1
         agreement.same += not differing
         agreement.tokens += sum(len(one.token_ids) for one in mine)
         agreement.tokens_alike += sum(_alike(a.token_ids, b.token_ids) for a, b in pairs)
+    found.differing += len(differing)
     found.differences += differing[: max(0, SHOWN - len(found.differences))]
 
 
@@ -315,7 +334,8 @@ def _difference(one: CompletionRecord, other: CompletionRecord) -> Difference | 
     at = _alike(one.token_ids, other.token_ids)
     left, right = (r.token_ids[at] if at < len(r.token_ids) else None for r in (one, other))
     begin = max(0, _alike(one.text, other.text) - _BEFORE)
-    texts = (one.text[begin : begin + CONTEXT], other.text[begin : begin + CONTEXT])
+    dots = "…" if begin else ""
+    texts = (f"{dots}{of.text[begin : begin + CONTEXT]}" for of in (one, other))
     return Difference(one.row_id, one.row_index, one.sample_index, "token", at, left, right, *texts)
 
 
@@ -327,7 +347,7 @@ def as_json(job: JobRow, check: JobRow, found: Checked) -> dict[str, Any]:
         "verifier": job.verifier,
         "checked_by": check.verifier,
         "state": str(check.state),
-        "drawn": _figures(found.drawn),
+        "drawn": _figures(found.drawn) | _bounds(found.drawn),
         "flagged": _figures(found.flagged) | {"by_rule": found.flags},
         "unfinished": found.unfinished,
         "left_out": found.left_out,
@@ -335,16 +355,19 @@ def as_json(job: JobRow, check: JobRow, found: Checked) -> dict[str, Any]:
 
 
 def _figures(of: Agreement) -> dict[str, Any]:
-    share = of.interval
-    known = [None if math.isnan(x) else x for x in (share.value, share.low, share.high)]
     return {
         "rows": of.rows,
         "same": of.same,
-        "share": known[0],
-        "interval_95": known[1:],
         "tokens": of.tokens,
         "tokens_alike": of.tokens_alike,
     }
+
+
+def _bounds(of: Agreement) -> dict[str, Any]:
+    """Of drawn rows alone: flagged ones are no random sample."""
+    share = of.interval
+    known = [None if math.isnan(x) else x for x in (share.value, share.low, share.high)]
+    return {"share": known[0], "interval_95": known[1:]}
 
 
 def in_words(difference: Difference) -> str:

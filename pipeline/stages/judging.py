@@ -135,14 +135,22 @@ class Asker(Generic[T]):
     """Asks about one completion after the other what may fail."""
 
     ask: Callable[[PolicyInput], T]
-    failures: int = 0
+    failures: int = 0  # completions without an answer …
+    not_asked: int = 0  # … and of these, those that came after too many failures
     in_a_row: int = 0
     why: str = ""  # of the last failure
+
+    @property
+    def reason(self) -> str:
+        """Why completions have no answer."""
+        if not self.not_asked:
+            return self.why
+        return f"{self.why}; {self.not_asked} not asked after {MOST_FAILURES} failures in a row"
 
     def timed(self, given: PolicyInput) -> tuple[T | None, float]:
         """Its answer, None where it gave none; and the seconds that it took."""
         if self.in_a_row >= MOST_FAILURES:
-            self.failures += 1
+            self.failures, self.not_asked = self.failures + 1, self.not_asked + 1
             return None, 0.0
         begun = time.monotonic()
         said = None

@@ -100,7 +100,7 @@ class Moderation:
             ask = Asker(lambda one: hook.judge(one, options, timeout))
         answers = [(place, *ask.timed(one)) for place, one in given.items()]
         if ask.failures:
-            self._log_failures(name, policy, ask.failures, ask.why)
+            self._log_failures(name, policy, ask.failures, ask.reason)
         return [
             (place, Ruled(name, version_, said or policy.if_failed, sec), 0)
             for place, said, sec in answers

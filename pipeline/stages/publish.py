@@ -232,7 +232,7 @@ def final_state(job: JobRow, progress: JobProgress) -> tuple[JobState, str | Non
         return JobState.DONE, None
     if finished:
         return JobState.PARTIAL, None
-    return JobState.FAILED, "no row could be completed; see the error column of the output"
+    return JobState.FAILED, "no row could be completed; `specbatch show` says why"
 
 
 def _info(job: JobRow, spec: JobSpec, head: Head) -> dict[str, Any]:

@@ -109,7 +109,7 @@ class Scoring:
         ask = Asker(lambda one: hook.score(one, options, timeout))
         found = [(place, ask.timed(one)[0]) for place, one in given.items()]
         if ask.failures:
-            self._log_failures(best_by, ask.failures, ask.why)
+            self._log_failures(best_by, ask.failures, ask.reason)
         return found
 
     def _log_failures(self, best_by: BestBySpec, count: int, why: str) -> None:

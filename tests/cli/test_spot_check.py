@@ -91,14 +91,18 @@ def test_less_agreement_than_asked_for_is_an_exit_code(
 
 
 def test_flagged_rows_are_checked_and_told_apart(cli: Any, small: str, tiny_pair: TinyPair) -> None:
-    flags = ("--by", tiny_pair.verifier, "--share", 0, "--flag", r"any=(?s).", "--local", "--json")
-    done = cli("spot-check", small, *flags)
+    rules = ("--flag", "any=(?s).", "--flag", "too=(?s)..", "--flag", "none=no such text")
+    flags = ("--by", tiny_pair.verifier, "--share", 0, *rules, "--local", "--json")
+    done = cli("spot-check", small, *flags, "--least", 90)
     assert done.code == 0, done.err
+    assert "no row was drawn, so --least says nothing" in done.err
     with_text = sum(bool(one) for one in texts("small").values())
-    assert done.json["flagged"]["by_rule"] == {"any": with_text}
+    longer = sum(len(one) > 1 for one in texts("small").values())
+    by_rule = {"malformed": 0, "any": with_text, "too": longer, "none": 0}
+    assert done.json["flagged"]["by_rule"] == by_rule
     assert done.json["drawn"] == {
-        **{"rows": 0, "same": 0, "share": None, "interval_95": [None, None]},
-        **{"tokens": 0, "tokens_alike": 0},
+        **{"rows": 0, "same": 0, "tokens": 0, "tokens_alike": 0},
+        **{"share": None, "interval_95": [None, None]},
     }
 
 
@@ -159,17 +163,21 @@ def test_rows_that_a_policy_withholds_are_left_out(
         "spot-check", made.json["job"], "--by", tiny_pair.verifier, "--share", 1, "--local"
     )
     assert refused.code == 2
-    assert "none is flagged" in refused.complaint
+    assert "has an output that can be checked" in refused.complaint
 
 
 def test_a_check_that_fails_says_why(cli: Any, small: str, tiny_pair: TinyPair) -> None:
     flags = ("--by", tiny_pair.verifier, "--share", 1, "--local")
-    refused = cli("spot-check", small, *flags, "--output", "small")
-    assert refused.code == 4
-    assert "small" in refused.complaint
-    again = cli("spot-check", small, *flags, "--output", "small")
-    assert again.code == 4
-    assert "and failed: `specbatch retry" in again.err
+    own = cli("spot-check", small, *flags, "--output", "small")
+    assert own.code == 2
+    assert "is the output of job" in own.complaint
+    Path("taken/data").mkdir(parents=True)
+    Path("taken/data/part-00000.parquet").write_text("another's")
+    for _ in range(2):
+        refused = cli("spot-check", small, *flags, "--output", "taken")
+        assert refused.code == 4
+        assert "taken" in refused.complaint
+    assert "and failed: `specbatch retry" in refused.err
     assert cli("spot-check", small, *flags, "--output", "elsewhere").code == 0
 
 

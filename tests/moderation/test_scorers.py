@@ -145,7 +145,7 @@ def test_each_answer_is_asked_for_alone() -> None:
 
 # --- processes ------------------------------------------------------------------------------------
 MODULE = """
-import os
+import os, time
 from fractions import Fraction
 import numpy as np
 from specbatch import Verdict
@@ -165,7 +165,21 @@ def scored(given, do="length"):
         "infinite": lambda: -float("inf"),
         "too large": lambda: 10**400,
         "raise": lambda: 1 / 0,
+        "print": lambda: print(given.text, flush=True) or 1.0,
+        "escape": escaped,
+        "daemonize": daemonized,
     }[do]()
+
+def escaped():
+    os.setsid()
+    time.sleep(3600)
+
+def daemonized():
+    if not os.fork():
+        os.setsid()
+        time.sleep(20)
+        os._exit(0)
+    os._exit(3)
 """
 
 
@@ -210,6 +224,19 @@ def test_what_is_no_number_fails_without_a_word_of_the_text(hooks: Hooks) -> Non
         with pytest.raises(HookFailedError, match=words) as caught:
             hook.score(GIVEN, {"do": do}, 60)
         assert GIVEN.text not in str(caught.value)
+
+
+@pytest.mark.parametrize("do", ["escape", "daemonize"])
+def test_who_leaves_the_session_of_its_process_holds_nobody_up(hooks: Hooks, do: str) -> None:
+    hook = hooks.of("ours", SCORER)
+    with pytest.raises(HookFailedError):
+        hook.score(GIVEN, {"do": do}, 2)
+    assert hook.score(GIVEN, {}, 60) == 6.0
+
+
+def test_what_a_scorer_prints_is_nowhere(hooks: Hooks, capfd: pytest.CaptureFixture[str]) -> None:
+    assert hooks.of("ours", SCORER).score(GIVEN, {"do": "print"}, 60) == 1.0
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_policy_and_a_scorer_of_one_name_are_two_processes(hooks: Hooks) -> None:
