@@ -160,8 +160,8 @@ def remedy(outcome: Outcome) -> str:
         )
     if outcome.state is JobState.PARTIAL:
         return (
-            f"`specbatch show {outcome.job_id}` lists the rows; `on_partial` says what this "
-            "means to the task"
+            f"`specbatch results {outcome.job_id} --failed` lists the rows; `on_partial` says what "
+            "this means to the task"
         )
     return f"`specbatch show {outcome.job_id}` says why"
 
