@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import time
 from collections import Counter, defaultdict
@@ -25,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 
 from specbatch.benchmarks.engine import RESULTS
+from specbatch.jobs.bench.isa import forced_level
 from specbatch.jobs.bench.machine import machine
 from specbatch.jobs.bench.models import demo_model
 from specbatch.pipeline.engines.contract import Completion, Grammar, GrammarState, Request
@@ -329,6 +331,7 @@ def main() -> None:
     bed = Bed(arguments.dtype)
     report = {
         "machine": machine() | {"llguidance": version("llguidance")},
+        "isa": forced_level(os.environ),  # None: the machine's best
         "dtype": arguments.dtype,
         "speeds": [
             speeds(bed, n, temperature, arguments.runs, waves=8 if n == 1 else 2)
