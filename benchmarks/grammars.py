@@ -4,7 +4,8 @@ a) Seeded JSON schemas, greedy and sampled: how many outputs end within the toke
    should need, how many of these are valid, and how many of their tokens were forced and drafted.
 b) What drafts of forced tokens bring: function calls with and without them, all modes in turns in
    one process; every mode must write the same bits.
-c) What masks take of a step with 64 sequences.
+c) What masks take of a step with 64 sequences, also of a random model of 230M weights with 32,000
+   tokens, whose steps take longer.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import json
 import os
 import statistics
+import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence as Seq
@@ -24,11 +26,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from specbatch.benchmarks.engine import RESULTS
 from specbatch.jobs.bench.isa import forced_level
 from specbatch.jobs.bench.machine import machine
-from specbatch.jobs.bench.models import demo_model
+from specbatch.jobs.bench.models import BenchModel, demo_model, random_model
 from specbatch.pipeline.engines.contract import Completion, Grammar, GrammarState, Request
 from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.model.loader import load_model
@@ -43,7 +47,7 @@ from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.records import FinishReason, SamplingParams
 from support.schemas import Case, cases, problem_of
 
-KV_CACHE_BYTES = 512 << 20
+KV_CACHE_BYTES = 1 << 30
 TEMPERATURES = (0.0, 0.8)
 CALL_TOKENS = 200
 MODES = ("off", "pair", "pair and grammar", "grammar")  # who drafts, in part b
@@ -101,22 +105,21 @@ class TimedState:
 
 
 class Bed:
-    """The demo pair and its tokenizer; what a mode has learned is kept from run to run."""
+    """A pair and its tokenizer; what a mode has learned is kept from run to run."""
 
-    def __init__(self, dtype: str) -> None:
-        folder = demo_model().folder
-        self.tokenizer = TextTokenizer.load(str(folder))
-        self._verifier, self._drafting = self._load(folder, dtype), self._load_draft(folder, dtype)
+    def __init__(self, model: BenchModel, dtype: str) -> None:
+        self.tokenizer = TextTokenizer.load(str(model.folder))
+        self._verifier, self._drafting = (
+            self._load(model.folder, dtype),
+            self._load(model.draft, dtype),
+        )
         self._learned: dict[tuple[str, int], Knowledge] = {}
-        self.vocab_size = demo_model().vocab_size
+        self.vocab_size = model.vocab_size
 
     @staticmethod
     def _load(folder: Path, dtype: str) -> ModelRunner:
         loaded = load_model(inspect_model(str(folder)), dtype)
         return ModelRunner(loaded, KV_CACHE_BYTES, share_prefixes=False)
-
-    def _load_draft(self, folder: Path, dtype: str) -> ModelRunner:
-        return self._load(folder.parent / "draft", dtype)
 
     def request(self, case: Case, i: int, temperature: float, most: int) -> Request:
         (prompt,) = self.tokenizer.encode_batch([f"Call the function for request {i}:"])
@@ -287,7 +290,30 @@ def _ratios(before: Seq[float], after: Seq[float]) -> dict[str, float]:
 # --- c) masks -------------------------------------------------------------------------------------
 
 
-def mask_share(bed: Bed, at_once: int, temperature: float) -> dict[str, Any]:
+def with_words(folder: Path) -> BenchModel:
+    """The random model of 230M weights, with as many tokens as it has logits, made of the text of
+    Python's standard library."""
+    model = random_model(folder)
+    if not (model.folder / "tokenizer.json").exists():
+        texts = [
+            p.read_text("utf-8", "replace") for p in sorted(Path(os.__file__).parent.glob("*.py"))
+        ]
+        made = Tokenizer(models.BPE())
+        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        made.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=model.vocab_size,
+            special_tokens=["<|end|>"],
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        made.train_from_iterator(texts, trainer)
+        words = PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|end|>")
+        words.save_pretrained(str(model.folder))
+    return model
+
+
+def mask_share(bed: Bed, name: str, at_once: int, temperature: float) -> dict[str, Any]:
     timed = Timed()
     requests: list[Request] = []
     for case in cases(at_once * 6, seed=2):
@@ -306,6 +332,8 @@ def mask_share(bed: Bed, at_once: int, temperature: float) -> dict[str, Any]:
     engine = bed.engine("pair and grammar", at_once)
     seconds, _ = run(engine, requests)
     row = {
+        "model": name,
+        "vocabulary": bed.vocab_size,
         "n": at_once,
         "temperature": temperature,
         "sequences": len(requests),
@@ -318,6 +346,13 @@ def mask_share(bed: Bed, at_once: int, temperature: float) -> dict[str, Any]:
     return row
 
 
+def large_mask_shares(dtype: str) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        model = with_words(Path(folder))
+        bed = Bed(model, dtype)
+        return [mask_share(bed, model.name, 64, temperature) for temperature in TEMPERATURES]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--schemas", type=int, default=2000)
@@ -328,7 +363,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    bed = Bed(arguments.dtype)
+    bed = Bed(demo_model(), arguments.dtype)
     report = {
         "machine": machine() | {"llguidance": version("llguidance")},
         "isa": forced_level(os.environ),  # None: the machine's best
@@ -338,7 +373,8 @@ def main() -> None:
             for n in arguments.n
             for temperature in TEMPERATURES
         ],
-        "masks": [mask_share(bed, 64, temperature) for temperature in TEMPERATURES],
+        "masks": [mask_share(bed, "demo", 64, temperature) for temperature in TEMPERATURES]
+        + large_mask_shares(arguments.dtype),
         "outputs": outputs(bed, arguments.schemas, 32),
     }
     path = arguments.results / "grammars-demo.json"
