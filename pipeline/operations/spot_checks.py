@@ -256,7 +256,7 @@ class Checked:
     flagged: Agreement = field(default_factory=Agreement)
     flags: dict[str, int] = field(default_factory=dict)  # rows by rule
     unfinished: int = 0  # rows that the check could not complete
-    left_out: int = 0  # rows that cannot be checked: they failed, or a policy holds their text
+    left_out: int = 0  # rows that could not be checked: they failed, or a policy changed their text
     differing: int = 0  # completions, of which …
     differences: list[Difference] = field(default_factory=list)  # … these are shown
 
@@ -269,16 +269,16 @@ def compare_jobs(
     uri = str((check.spec.get("input") or {}).get("uri"))
     with objects.open(uri) as file, pq.ParquetFile(file) as parquet:
         table = parquet.read(columns=["row_index", "flags"]).to_pylist()
+    if check.rows_total and len(table) != check.rows_total:
+        raise _damaged(uri)
     flags = {item["row_index"]: (number, item["flags"]) for number, item in enumerate(table)}
     found = Checked(flags=dict.fromkeys([MALFORMED, *selection.patterns], 0))
     theirs = _by_row(store, check)
     other = next(theirs, None)
     for row_index, mine in _by_row(store, job):
-        drawn, can_be = selection.draws(row_index), all(map(_can_be_checked, mine))
-        if row_index not in flags:
-            if drawn and can_be:
-                raise _damaged(uri)
-            found.left_out += not can_be
+        drawn = selection.draws(row_index)
+        if row_index not in flags:  # or it was completed after the check was made
+            found.left_out += drawn or not all(map(_can_be_checked, mine))
             continue
         number, why = flags[row_index]
         while other is not None and other[0] < number:

@@ -120,6 +120,20 @@ def test_a_purge_deletes_the_prompts_of_a_check(
     assert "was purged" in refused.complaint
 
 
+def test_a_file_of_prompts_that_was_changed_is_not_believed(
+    cli: Any, folder: Path, small: str, tiny_pair: TinyPair
+) -> None:
+    flags = ("--by", tiny_pair.verifier, "--share", 1, "--local")
+    assert cli("spot-check", small, *flags).code == 0
+    (prompts,) = folder.rglob("spot-check-*.parquet")
+    table = pq.read_table(prompts)
+    for changed in (table.slice(0, 5), table.set_column(5, "row_index", table["row_index"][::-1])):
+        pq.write_table(changed, prompts)
+        refused = cli("spot-check", small, *flags)
+        assert refused.code == 4
+        assert "was changed or damaged since" in refused.complaint
+
+
 def test_a_check_that_was_purged_found_nothing(cli: Any, small: str, tiny_pair: TinyPair) -> None:
     flags = ("--by", tiny_pair.verifier, "--share", 1, "--local", "--json")
     done = cli("spot-check", small, *flags)
