@@ -34,7 +34,7 @@ def fields(model: type[BaseModel], prefix: str = "") -> list[str]:
     for name, field in model.model_fields.items():
         inner: Any = field.annotation
         if isinstance(inner, type) and issubclass(inner, BaseModel):
-            found += fields(inner, f"{name}.")
+            found += fields(inner, f"{prefix}{name}.")
         else:
             found.append(prefix + name)
     return found

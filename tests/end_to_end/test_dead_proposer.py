@@ -159,6 +159,15 @@ class Site:
             )
             return [(bool(has_drafts), bool(held)) for has_drafts, held in rows]
 
+    @contextmanager
+    def nobody_writes(self) -> Iterator[None]:
+        """A worker that freezes while it writes would keep SQLite's lock from all others."""
+        path = self.home / "workspace" / "specbatch.db"
+        with closing(sqlite3.connect(path, timeout=60.0, isolation_level=None)) as database:
+            database.execute("BEGIN IMMEDIATE")
+            yield
+            database.execute("ROLLBACK")
+
     def finish(self, one: WorkerProcess) -> None:
         wait_until("the job's end", lambda: self.store.get_job(self.job_id).state.is_final, [one])
         assert self.store.get_job(self.job_id).state == "done"
@@ -202,7 +211,8 @@ def test_a_proposer_that_ends_in_the_middle_holds_nothing_up(
             lambda: {(True, False), (False, True)} <= set(site.groups()),
             [reader, proposer],
         )
-        end(proposer)
+        with site.nobody_writes():
+            end(proposer)
         with site.worker(*ELSE) as others:
             site.finish(others)
             assert outcome(site.store, site.job_id) == undisturbed
