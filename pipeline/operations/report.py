@@ -51,7 +51,7 @@ MEANING = {
     TimeKind.DRAFT: "drafting",
     TimeKind.REJECTED: "verifying drafts that were refused",
     TimeKind.PADDING: "padding rows of passes",
-    TimeKind.OVERHEAD: "outside the models, while busy; judges, unused attempts",
+    TimeKind.OVERHEAD: "outside the models, while busy",
     TimeKind.LOST: "attempts and drafts that came to nothing",
     TimeKind.IDLE: "without work",
 }
