@@ -184,7 +184,7 @@ def difference(left: ComparedRow, right: ComparedRow) -> Difference | None:
     if _decided(left) == _decided(right) and not _other_logprobs(left, right):
         return None
     at, what, values = _first(left, right)
-    place = _first_place(left.text or "", right.text or "")
+    place = first_place(left.text or "", right.text or "")
     has_texts = left.text is not None and right.text is not None and left.text != right.text
     texts = [one[place : place + CONTEXT] for one in (left.text or "", right.text or "")]
     return Difference(
@@ -292,12 +292,12 @@ def _first(left: ComparedRow, right: ComparedRow) -> tuple[int | None, str, tupl
 
 
 def _first_of(what: str, left: Any, right: Any) -> tuple[int, str, tuple[Any, Any]]:
-    at = _first_place(left, right)
+    at = first_place(left, right)
     one, other = (values[at] if at < len(values) else None for values in (left, right))
     return at, what, (one, other)
 
 
-def _first_place(left: Any, right: Any) -> int:
+def first_place(left: Any, right: Any) -> int:
     """The first place where two sequences differ."""
     pairs = enumerate(zip(left, right, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(left), len(right)))

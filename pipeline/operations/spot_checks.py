@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.moderation.patterns import Patterns
-from specbatch.pipeline.operations.comparing import CONTEXT, Difference, named
+from specbatch.pipeline.operations.comparing import CONTEXT, Difference, first_place, named
 from specbatch.pipeline.outputs.prompt_file import PromptFile, input_values
 from specbatch.pipeline.policy.ratios import Interval, share_of
 from specbatch.pipeline.storage.objects import Objects, join
@@ -179,9 +179,7 @@ def choose(store: Store, objects: Objects, job: JobRow, selection: Selection) ->
     flags = _Flags(selection.patterns)
     prompts = in_order(objects, job, partial(store.prompts_of, job.job_id))
     row = next(prompts, None)
-    by_row = groupby(store.completions(job.job_id, details=False), key=attrgetter("row_index"))
-    for row_index, found in by_row:
-        samples = list(found)
+    for row_index, samples in _by_row(store, job):
         while row is not None and row.row_index < row_index:
             row = next(prompts, None)
         if row is None or row.row_index != row_index or not all(map(_can_be_checked, samples)):
@@ -317,23 +315,17 @@ def _note(
         agreement.rows += 1
         agreement.same += not differing
         agreement.tokens += sum(len(one.token_ids) for one in mine)
-        agreement.tokens_alike += sum(_alike(a.token_ids, b.token_ids) for a, b in pairs)
+        agreement.tokens_alike += sum(first_place(a.token_ids, b.token_ids) for a, b in pairs)
     found.differing += len(differing)
     found.differences += differing[: max(0, SHOWN - len(found.differences))]
-
-
-def _alike(one: Sequence[object], other: Sequence[object]) -> int:
-    """How many come before the first that differs."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _difference(one: CompletionRecord, other: CompletionRecord) -> Difference | None:
     if tuple(one.token_ids) == tuple(other.token_ids):
         return None
-    at = _alike(one.token_ids, other.token_ids)
+    at = first_place(one.token_ids, other.token_ids)
     left, right = (r.token_ids[at] if at < len(r.token_ids) else None for r in (one, other))
-    begin = max(0, _alike(one.text, other.text) - _BEFORE)
+    begin = max(0, first_place(one.text, other.text) - _BEFORE)
     dots = "…" if begin else ""
     texts = (f"{dots}{of.text[begin : begin + CONTEXT]}" for of in (one, other))
     return Difference(one.row_id, one.row_index, one.sample_index, "token", at, left, right, *texts)

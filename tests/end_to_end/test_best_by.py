@@ -21,6 +21,7 @@ from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.records import CompletionRecord, FinishReason, JobState
 from specbatch.schemas.spec import JobSpec, load_spec
 from support.databases import migrated
+from support.packages import install
 from support.planted import PLANTED, Site, masked_logs, planted_in
 
 SEVERAL: dict[str, Any] = {"n": 3, "temperature": 0.9}
@@ -56,13 +57,8 @@ def night(tmp_path: Path) -> Iterator[Night]:
 @pytest.fixture(autouse=True)
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An installed package that offers scorer `of-text`."""
-    site = tmp_path / "site-packages"
-    info = site / "our_scorers-1.2.dist-info"
-    info.mkdir(parents=True)
-    (site / "our_scorers.py").write_text(MODULE)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: our-scorers\nVersion: 1.2\n")
-    (info / "entry_points.txt").write_text("[specbatch.scorers]\nof-text = our_scorers:of_text\n")
-    monkeypatch.syspath_prepend(str(site))
+    lines = {"specbatch.scorers": "of-text = our_scorers:of_text"}
+    install(monkeypatch, tmp_path / "site-packages", "our_scorers", MODULE, lines)
 
 
 def of_text(**options: Any) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from specbatch.pipeline.stages.judging import MOST_FAILURES
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.policies import Decided
 from specbatch.schemas.records import FinishReason, JobState
+from support.packages import install
 
 MODULE = """
 import os, time
@@ -53,13 +54,8 @@ def night(tmp_path: Path) -> Iterator[Night]:
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An installed package that offers policy `by-row`."""
-    site = tmp_path / "site"
-    info = site / "our_policies-1.2.dist-info"
-    info.mkdir(parents=True)
-    (site / "our_policies.py").write_text(MODULE)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: our-policies\nVersion: 1.2\n")
-    (info / "entry_points.txt").write_text("[specbatch.policies]\nby-row = our_policies:by_row\n")
-    monkeypatch.syspath_prepend(str(site))
+    lines = {"specbatch.policies": "by-row = our_policies:by_row"}
+    install(monkeypatch, tmp_path / "site", "our_policies", MODULE, lines)
 
 
 def by_row(rulings: Mapping[str, str], **more: Any) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from specbatch.schemas.policies import PolicyInput, Verdict
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.records import FinishReason
 from specbatch.schemas.spec import JobSpec, load_spec
+from support.packages import install
 from support.planted import KEY
 
 GIVEN = PolicyInput("a text", "a prompt", "7", None, "stop")
@@ -186,14 +187,11 @@ def daemonized():
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An installed package with a policy and a scorer of the same name."""
-    info = tmp_path / "our_scorer-3.1.dist-info"
-    info.mkdir()
-    (tmp_path / "our_scorer.py").write_text(MODULE)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: our-scorer\nVersion: 3.1\n")
-    groups = "[specbatch.policies]\nours = our_scorer:judged\n"
-    groups += "[specbatch.scorers]\nours = our_scorer:scored\n"
-    (info / "entry_points.txt").write_text(groups)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    lines = {
+        "specbatch.policies": "ours = our_scorer:judged",
+        "specbatch.scorers": "ours = our_scorer:scored",
+    }
+    install(monkeypatch, tmp_path / "site", "our_scorer", MODULE, lines, version="3.1")
 
 
 @pytest.fixture
