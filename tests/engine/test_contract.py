@@ -38,4 +38,5 @@ def vllm_without_vllm() -> VllmEngine:
     def make(drafted: bool) -> Core:
         return cast(Core, FakeCore(drafted))
 
-    return VllmEngine(make, lambda _: Verdict(True, True, True), VOCABULARY, frozenset({2}), 4)
+    sound = Verdict(drafts=True, mixed=True, sampled=True, formed=True)
+    return VllmEngine(make, lambda _: sound, VOCABULARY, frozenset({2}), 4)
