@@ -11,14 +11,14 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jsonschema.validators import (
-    Draft202012Validator,
-)
+from jsonschema.exceptions import ValidationError
+from jsonschema.validators import Draft202012Validator, extend
 from tokenizers import Tokenizer
 
 from specbatch.pipeline.inputs.grammars import CompiledGrammar
@@ -471,14 +471,13 @@ def text_of(token_ids: Sequence[int]) -> str:
 
 
 def problem_of(text: str, schema: Any) -> str:
-    """What `jsonschema` has against it; numbers are decimal, as binary ones are no multiples."""
+    """What `jsonschema` has against it; numbers are exact, as binary ones are no multiples."""
     exact = json.loads(json.dumps(schema), parse_float=Decimal)
     try:
         value = json.loads(text, parse_float=_exact)
     except ValueError as error:
         return f"no JSON: {error}"
-    checker = Draft202012Validator.FORMAT_CHECKER
-    errors = Draft202012Validator(exact, format_checker=checker).iter_errors(value)
+    errors = _Exact(exact, format_checker=Draft202012Validator.FORMAT_CHECKER).iter_errors(value)
     return next((error.message for error in errors), "")
 
 
@@ -486,3 +485,12 @@ def _exact(number: str) -> Decimal | float:
     """Some are beyond every decimal, such as 1e99999999999999999999."""
     value = float(number)
     return Decimal(number) if 1e-300 < abs(value) < 1e300 else value
+
+
+def _multiple_of(_validator: Any, step: Decimal | int, value: Any, _schema: Any) -> Any:
+    number = isinstance(value, int | Decimal) and not isinstance(value, bool)
+    if number and Fraction(value) % Fraction(step):
+        yield ValidationError(f"{value} is no multiple of {step}")
+
+
+_Exact = extend(Draft202012Validator, {"multipleOf": _multiple_of})
