@@ -112,7 +112,7 @@ class _Chain:
         from specbatch.pipeline.operations import picks as parts
 
         order, picks = self.order, self.picks
-        if self._known(parts.CANDIDATES) is None:
+        if self._found(parts.CANDIDATES) is None:
             with if_interrupted(NOT_SUBMITTED):
                 self._check()
         picks.claim_output()
@@ -137,7 +137,7 @@ class _Chain:
         job = self._job(parts.SCORES, make, questions)
         if masks_logprobs(job.numeric_class):
             raise UsageError(NO_JUDGE_HERE)
-        return job, partial(self.picks.scores_of, job, tokenizer)
+        return job, partial(self.picks.scores_of, job, questions, tokenizer)
 
     def _own(self, rows: InputFile) -> JobRow:
         from specbatch.pipeline.operations import picks as parts
@@ -153,9 +153,17 @@ class _Chain:
     ) -> JobRow:
         """The job of this part, which has ended well enough to go on. `make_spec`: of what may be
         spent. Leaves the command where it has not."""
-        from specbatch.pipeline.operations.picks import may_be_read
+        from specbatch.pipeline.operations.picks import (
+            CANDIDATES,
+            check_same_tokens,
+            may_be_read,
+        )
 
-        job = self._known(part, about) or self._submitted(part, make_spec, about)
+        job = self._found(part, about)
+        if job is None:
+            job = self._submitted(part, make_spec, about)
+        else:
+            remark(f"job {job.job_id} is the {part} of this pick, and {job.state}")
         with if_interrupted(stored(job.job_id)):
             if not job.state.is_final:
                 self._follow(job)
@@ -170,17 +178,15 @@ class _Chain:
             remark(f"the pick needs job {job.job_id}: {retry}, then {_AGAIN}")
             leave(job)
         self.done[part] = job
+        check_same_tokens(self.done[CANDIDATES], job)
         return job
 
     def _key(self, part: str, about: InputFile | None) -> str:
         """Other questions, or other rows to write, are another job."""
-        return "/".join(["pick", self.order.pick_id, part, *([about.digest] if about else [])])
+        return "/".join([self.order.pick_id, part, *([about.digest] if about else [])])
 
-    def _known(self, part: str, about: InputFile | None = None) -> JobRow | None:
-        known = self.client.find(self.order.job.tenant, self._key(part, about))
-        if known is not None:
-            remark(f"job {known.job_id} is the {part} of this pick, and {known.state}")
-        return known
+    def _found(self, part: str, about: InputFile | None = None) -> JobRow | None:
+        return self.client.find(self.order.job.tenant, self._key(part, about))
 
     def _submitted(
         self,

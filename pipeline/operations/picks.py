@@ -59,6 +59,7 @@ from specbatch.schemas.records import (
     RejectedRow,
 )
 from specbatch.schemas.spec import JobSpec, load_spec
+from specbatch.schemas.speculation import VOCABULARY
 
 CANDIDATES, SCORES, OWN = "candidates", "scores", "own"  # the jobs of a pick
 _MOST_NAME = 80  # characters of the spec's name in a job's
@@ -152,6 +153,17 @@ def may_be_read(job: JobRow) -> None:
         )
 
 
+def check_same_tokens(candidates: JobRow, other: JobRow) -> None:
+    """Raise `UsageError` for jobs whose models give other meanings to the prompts' token ids, which
+    only shows once both were ingested where neither model's files are here."""
+    one, two = (job.report.get(VOCABULARY) for job in (candidates, other))
+    if None not in (one, two) and one != two:
+        raise UsageError(
+            f"`{candidates.verifier}` and `{other.verifier}` give other meanings to token ids: "
+            "name a small model with the verifier's tokenizer"
+        )
+
+
 # --- choosing ------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -178,7 +190,8 @@ class InputFile:
 
     uri: str
     digest: str
-    rows: array[int]  # by row of the file, the number of the row that it is about
+    rows: array[int]  # by row of the file, the number of the row that it is about …
+    names: array[int]  # … and a hash of its id
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,20 +289,22 @@ class Picks:
     ) -> InputFile | None:
         """Rows as the input of a job, in the workspace of the candidates' job: its purge deletes
         them too."""
-        said, numbers = hashlib.sha256(), array("q")
+        said, numbers, names = hashlib.sha256(), array("q"), array("Q")
         with self.objects.temp_folder() as folder:
             path = Path(folder) / "rows.parquet"
             with closing(PromptFile(path, samples=1)) as file:
                 for row in rows:
                     said.update(_digested(row))
                     numbers.append(row.row_index)
+                    names.append(_hashed(row.row_id))
                     file.add(row)
             if not numbers:
                 return None
-            digest = said.hexdigest()[:8]
+            digest = said.hexdigest()[:16]
             uri = join(candidates.workspace_uri, f"{self.pick.pick_id}-{part}-{digest}.parquet")
-            self.objects.put_file(uri, path)
-        return InputFile(uri, digest, numbers)
+            if not self.objects.exists(uri):  # a job may be reading it
+                self.objects.put_file(uri, path)
+        return InputFile(uri, digest, numbers, names)
 
     # --- the output --------------------------------------------------------------------------
     def publish(
@@ -309,8 +324,9 @@ class Picks:
         rows: list[Iterable[CompletionRecord]] = [(best for best in picked if best is not None)]
         rejected: list[Iterable[RejectedRow]] = [self.store.rejected(candidates.job_id)]
         if own is not None:
-            rows.append(self._own_records(*own))
-            rejected.append(_renumbered(self.store.rejected(own[0].job_id), own[1]))
+            written = with_unfinished_rows(self.store, self.objects, own[0])
+            rows.append(_renumbered(written, *own))
+            rejected.append(_renumbered(self.store.rejected(own[0].job_id), *own))
         jobs = {
             CANDIDATES: candidates,
             SCORES: scores and scores[0],
@@ -322,14 +338,6 @@ class Picks:
             info=self._info(jobs, counts),
             quarantines=self.pick.job.output.malformed.then == "quarantine",
         )
-
-    def _own_records(self, own: JobRow, file: InputFile) -> Iterator[CompletionRecord]:
-        if own.rows_total != len(file.rows):
-            raise ObjectError(
-                f"job {own.job_id} has {own.rows_total:,} rows, and {len(file.rows):,} are to be "
-                f"written: {file.uri} was changed since"
-            )
-        return _renumbered(with_unfinished_rows(self.store, self.objects, own), file)
 
     def _writer(self, columns: Columns | None) -> OutputWriter:
         output = self.pick.job.output
@@ -355,9 +363,11 @@ class Picks:
             },
         }
 
-    def scores_of(self, job: JobRow, tokenizer: TextTokenizer) -> Scores:
-        """The judge's scores, from the beginning."""
-        return Scores(self.store, job, frozenset(tokenizer.eos_ids))
+    def scores_of(self, job: JobRow, questions: InputFile, tokenizer: TextTokenizer) -> Scores:
+        """The judge's scores, from the beginning. Raises `ObjectError` where it was asked something
+        else."""
+        answers = _as_asked(self.store.completions(job.job_id), job, questions)
+        return Scores(answers, frozenset(tokenizer.eos_ids))
 
     def is_published(self, job: JobRow) -> bool:
         """Whether a job's output says what became of each of its rows. Raises `ObjectError`."""
@@ -379,10 +389,9 @@ def may_be_picked(record: CompletionRecord) -> bool:
 class Scores:
     """The judge's scores, taken from the answers in the order of the candidates."""
 
-    def __init__(self, store: Store, job: JobRow, end_ids: Collection[int]) -> None:
+    def __init__(self, answers: Iterable[CompletionRecord], end_ids: Collection[int]) -> None:
         """`end_ids`: tokens that end an answer, which count for none."""
-        records = store.completions(job.job_id)
-        self._rows = groupby(_scored(records, end_ids), key=lambda found: found[0][0])
+        self._rows = groupby(_scored(answers, end_ids), key=lambda found: found[0][0])
         self._next = next(self._rows, None)
 
     def given_to(self, records: Iterable[CompletionRecord]) -> list[CompletionRecord]:
@@ -439,9 +448,30 @@ def _digested(row: PromptRow) -> bytes:
     return orjson.dumps(values, option=orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE)
 
 
-def _renumbered(rows: Iterable[Any], file: InputFile) -> Iterator[Any]:
-    """Rows of a job over the file, by the numbers of the rows that they are about."""
-    return (replace(row, row_index=file.rows[row.row_index]) for row in rows)
+def _as_asked(rows: Iterable[Any], job: JobRow, file: InputFile) -> Iterator[Any]:
+    """Rows of a job over the file. Raises `ObjectError` where it read something else."""
+    if job.rows_total != len(file.rows):
+        raise _damaged(job, file)
+    for row in rows:
+        if _hashed(str(row.row_id)) != file.names[row.row_index]:
+            raise _damaged(job, file)
+        yield row
+
+
+def _renumbered(rows: Iterable[Any], job: JobRow, file: InputFile) -> Iterator[Any]:
+    """The same, by the numbers of the rows that they are about."""
+    return (replace(row, row_index=file.rows[row.row_index]) for row in _as_asked(rows, job, file))
+
+
+def _damaged(job: JobRow, file: InputFile) -> ObjectError:
+    return ObjectError(
+        f"job {job.job_id} did not read what the pick has asked: {file.uri} was changed or "
+        "damaged; name another output for a new pick"
+    )
+
+
+def _hashed(row_id: str) -> int:
+    return int.from_bytes(hashlib.blake2b(row_id.encode(), digest_size=8).digest())
 
 
 def _columns(candidates: JobRow, own: JobRow | None) -> Columns:

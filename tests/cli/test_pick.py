@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -263,15 +265,28 @@ def test_an_interrupted_pick_goes_on_where_it_stopped(
     assert len(rows("picked")) == ROWS
 
 
-def test_a_job_for_workers_elsewhere_is_submitted_once(
-    cli: Any, spec: Spec, redis_url: str, monkeypatch: pytest.MonkeyPatch
+def test_workers_elsewhere_get_one_job_at_a_time_and_must_read_what_was_asked(
+    cli: Any, folder: Path, spec: Spec, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SPECBATCH_BROKER_URL", redis_url)
-    first, second = cli("pick", spec()), cli("pick", spec(), "--wait", "--timeout", 0)
-    assert (first.code, second.code) == (0, 6)
-    (job,) = cli("jobs", "--json").json
-    assert (job["job"], job["state"]) == (first.out.strip(), "queued")
-    assert job["name"] == "job-candidates"
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("SPECBATCH_BROKER_URL", redis_url)
+        first, second = cli("pick", spec()), cli("pick", spec(), "--wait", "--timeout", 0)
+        assert (first.code, second.code) == (0, 6)
+        (job,) = cli("jobs", "--json").json
+        assert (job["job"], job["state"]) == (first.out.strip(), "queued")
+        assert job["name"] == "job-candidates"
+    assert cli("retry", job["job"], "--local").code == 0
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("SPECBATCH_BROKER_URL", redis_url)
+        assert cli("pick", spec()).code == 0
+    (path,) = folder.rglob("pick-*-scores-*.parquet")
+    asked = pq.read_table(path)
+    ids = asked["id"].to_pylist()
+    pq.write_table(asked.set_column(0, "id", pa.array([*ids[1:], ids[0]])), path)
+    refused = cli("pick", spec(), "--local")
+    assert refused.code == 4
+    assert "was changed or damaged" in refused.complaint
+    assert not Path("picked/manifest.json").exists()
 
 
 def test_purged_candidates_are_not_picked_again(cli: Any, folder: Path, spec: Spec) -> None:
