@@ -160,9 +160,7 @@ def _row_groups(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
         yield pa.concat_tables(waiting)
 
 
-def _write_jsonl(
-    path: Path, pieces: Iterator[_Piece], own: pa.Schema, more: pa.Schema | None
-) -> int:
+def _write_jsonl(path: Path, pieces: Iterator[_Piece], own: Columns, more: pa.Schema | None) -> int:
     count = 0
     json_text = [field.name for field in more or () if field.metadata]
     with path.open("wb") as file:

@@ -217,11 +217,14 @@ def test_candidates_that_a_policy_keeps_back_or_changes_are_never_picked(
 
 def test_malformed_candidates_are_never_picked(cli: Any, spec: Spec) -> None:
     form = {"response_format": {"type": "regex", "regex": "a{2}|a{4}|b{40}"}}
-    done = cli("pick", spec(sampling=form, pick={"least": 0.0}), "--local", "--json")
+    lines = {"uri": "picked", "format": "jsonl"}
+    path = spec(sampling=form, pick={"least": 0.0}, output=lines)
+    done = cli("pick", path, "--local", "--json")
     candidates = rows("picked-candidates")
     malformed = {(row["id"], row["sample_index"]) for row in candidates if row["error"]}
     assert 0 < len(malformed) < 3 * ROWS, "some of both"
     found = rows("picked")
+    assert len(found) == ROWS
     assert all(
         (row["id"], row["sample_index"]) not in malformed
         for row in found
