@@ -133,6 +133,15 @@ OUTPUT = _schema(
 )
 SCORED_OUTPUT = OUTPUT.append(pa.field("score", pa.float64()))  # of jobs with `output.best_by`
 
+# Of picks: who wrote a row's text, in which job, instead of one verifier for all.
+PICKED_OUTPUT = _schema(
+    *(
+        field.with_name("written_by") if field.name == "verifier" else field
+        for field in SCORED_OUTPUT
+    ),
+    pa.field("job", pa.string()),
+)
+
 
 def output_schema(scored: bool) -> pa.Schema:
     """The columns of an output, without those of the input that it keeps."""

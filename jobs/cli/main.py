@@ -44,6 +44,7 @@ SENTENCES = {
     "them.",
     "spot-check": "Let another model write a share of a job's rows again, and tell how many are "
     "the same.",
+    "pick": "Let a small model write candidates, and write the best of them or the verifier's own.",
     "drafting": "Switch drafting off while jobs run, for everything or a part; switch it on again; "
     "list both.",
     "models": "Register draft models, promote one for all or some rows, roll back, retire; list "

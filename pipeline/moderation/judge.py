@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING
 
 import orjson
 
 from specbatch.pipeline.engines.contract import Completion
 from specbatch.schemas.policies import ALLOWED, PolicyInput, PolicySpec, Verdict
-from specbatch.schemas.records import FinishReason, SamplingParams
+from specbatch.schemas.records import CompletionRecord, FinishReason, SamplingParams
+
+if TYPE_CHECKING:
+    from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 
 YES, NO = "yes", "no"
 MOST_TOKENS = 16  # of an answer; one of bytes has four
+Answer = Completion | CompletionRecord
 _PLACE = re.compile(r"\{(text|prompt)\}")
 
 
@@ -38,6 +43,18 @@ def question(prompt: str, given: PolicyInput, plain: Callable[[str], str]) -> st
     return _PLACE.sub(lambda place: of[place[1]], prompt)
 
 
+def question_ids(
+    prompt: str, given: Iterable[PolicyInput], tokenizer: TextTokenizer
+) -> list[list[int]]:
+    """The question about each completion as the model reads it, through its chat template if it has
+    one. Raises `RowError` if the template takes no such question."""
+    asked = [question(prompt, one, tokenizer.without_special) for one in given]
+    with_template = tokenizer.has_chat_template
+    if with_template:
+        asked = [tokenizer.render([{"role": "user", "content": text}]) for text in asked]
+    return tokenizer.encode_batch(asked, special=not with_template)
+
+
 def verdict_of(spec: PolicySpec, answer: str) -> Verdict:
     """What the verifier's answer means."""
     if answer == YES:
@@ -45,7 +62,7 @@ def verdict_of(spec: PolicySpec, answer: str) -> Verdict:
     return ALLOWED if answer == NO else spec.if_failed
 
 
-def score_of(yes: Completion, no: Completion, end_ids: Collection[int]) -> float | None:
+def score_of(yes: Answer, no: Answer, end_ids: Collection[int]) -> float | None:
     """P(yes) ÷ (P(yes) + P(no)), from 0 to 1; None if there is none.
 
     P of an answer is the product of its tokens' probabilities, without the token that ends it.
@@ -61,6 +78,6 @@ def score_of(yes: Completion, no: Completion, end_ids: Collection[int]) -> float
     return (1.0 if odds >= 0 else small) / (1.0 + small)
 
 
-def _logprob(answer: Completion, end_ids: Collection[int]) -> float:
+def _logprob(answer: Answer, end_ids: Collection[int]) -> float:
     pairs = zip(answer.token_ids, answer.logprobs, strict=True)
     return math.fsum(logprob for token, logprob in pairs if token not in end_ids)

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import attrgetter
 
-import pyarrow as pa
-
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.outputs.outputs import Manifest, read_manifest
-from specbatch.pipeline.outputs.parts import OutputRow, whole_row
+from specbatch.pipeline.outputs.parts import Columns, OutputRow, columns_of_job
 from specbatch.pipeline.outputs.rows import (
     ComparedRow,
     Row,
@@ -27,7 +25,6 @@ from specbatch.pipeline.outputs.rows import (
     read_rows,
 )
 from specbatch.pipeline.storage.objects import Objects
-from specbatch.schemas import arrow
 from specbatch.schemas.audit import data_uri
 from specbatch.schemas.errors import ObjectError, OutputError, UsageError
 from specbatch.schemas.privacy import NOT_KEPT, PrivacyMode
@@ -75,13 +72,13 @@ class Results:
     def columns(self) -> list[str]:
         """Names of the columns, kept ones of the input among them if the output is read."""
         if self.manifest is None:
-            return list(self._own.names)
+            return list(self._own.schema.names)
         return column_names(self.objects, self.job.output_uri, self.manifest)
 
     @property
-    def _own(self) -> pa.Schema:
+    def _own(self) -> Columns:
         """What an output of the job has, without columns of the input."""
-        return arrow.output_schema(bool((self.job.spec.get("output") or {}).get("best_by")))
+        return columns_of_job(bool((self.job.spec.get("output") or {}).get("best_by")))
 
     def rows(self, columns: Sequence[str] | None = None) -> Iterator[Row]:
         """The rows with all columns, or with these. Raises `UsageError` for an unknown column."""
@@ -116,7 +113,7 @@ class Results:
 
     def _as_kept(self, row: OutputRow) -> Row:
         """A row of the store as the output would have it, with null for what is not kept."""
-        values = whole_row(row, self._own)
+        values = self._own.whole(row)
         is_gone = self.job.purged_at is not None
         if isinstance(row, CompletionRecord) and (is_gone or NOT_KEPT in row.token_ids):
             values["token_ids"] = None

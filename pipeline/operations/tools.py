@@ -11,17 +11,25 @@ from typing import TYPE_CHECKING, Any
 
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.privacy.tenants import Privacy
-from specbatch.schemas.errors import MissingExtraError, ModelError, SpecbatchError
+from specbatch.schemas.errors import (
+    MissingExtraError,
+    ModelError,
+    SpecbatchError,
+    UsageError,
+)
 from specbatch.schemas.extras import require_engine_extra
-from specbatch.schemas.fingerprint import Models
-from specbatch.schemas.policies import Place, Reviews
+from specbatch.schemas.fingerprint import TEMPLATE, Models
+from specbatch.schemas.picks import Pick
+from specbatch.schemas.policies import Place, PolicyInput, Reviews
 from specbatch.schemas.records import CompletionRecord, JobRow, PromptRow, Prompts
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec, spec_of
 
 if TYPE_CHECKING:  # the light install has no torch and no pyarrow
+    from specbatch.pipeline.inputs.tokenizer import TextTokenizer
     from specbatch.pipeline.operations.audit import Auditor
     from specbatch.pipeline.operations.export import Exporter
+    from specbatch.pipeline.operations.picks import Picks
     from specbatch.pipeline.operations.replay import Replays
     from specbatch.pipeline.operations.results import Results
     from specbatch.pipeline.operations.spot_checks import SpotChecks
@@ -182,6 +190,46 @@ def make_spot_checks(settings: Settings, store: Store) -> SpotChecks:
     from specbatch.pipeline.operations.spot_checks import SpotChecks
 
     return SpotChecks(store, _objects(settings))
+
+
+def make_picks(settings: Settings, store: Store, pick: Pick) -> Picks:
+    """What puts a pick together. Raises `MissingExtraError`."""
+    _require_arrow("picks need", "pick where the workers are")
+    from specbatch.pipeline.operations.picks import Picks
+
+    return Picks(store, _objects(settings), pick)
+
+
+def judge_tokenizer(pick: Pick) -> TextTokenizer:
+    """The tokenizer of the verifier that is asked about candidates.
+
+    Raises `UsageError` if its chat template takes no question, `ModelError` and
+    `MissingExtraError`.
+    """
+    require_engine_extra()
+    from specbatch.pipeline.engines.models.model_folder import inspect_model
+    from specbatch.pipeline.inputs.contract import RowError
+    from specbatch.pipeline.inputs.tokenizer import TextTokenizer
+    from specbatch.pipeline.moderation.judge import question_ids
+
+    tokenizer = TextTokenizer.load(str(inspect_model(pick.job.verifier).path))
+    anything = PolicyInput("text", "prompt", "id", None, "stop")
+    try:
+        question_ids(pick.section.by.prompt or "", [anything], tokenizer)
+    except RowError as error:
+        raise UsageError(f"`{pick.job.verifier}` cannot be asked as a judge: {error}") from None
+    return tokenizer
+
+
+def have_one_chat_template(first: str, second: str) -> bool:
+    """Whether two models render chats alike, as far as their files are here."""
+    from specbatch.pipeline.engines.models.model_folder import inspect_model
+
+    try:
+        parts = [inspect_model(ref).fingerprint.parts for ref in (first, second)]
+    except ModelError:
+        return True
+    return parts[0].get(TEMPLATE) == parts[1].get(TEMPLATE)
 
 
 def check_share_a_vocabulary(first: str, second: str) -> None:

@@ -61,7 +61,14 @@ from specbatch.pipeline.outputs.names import (
     remainder_names,
 )
 from specbatch.pipeline.outputs.openai import OpenAIFiles
-from specbatch.pipeline.outputs.parts import Kept, OutputRow, read_part, write_part
+from specbatch.pipeline.outputs.parts import (
+    Columns,
+    Kept,
+    OutputRow,
+    columns_of_job,
+    read_part,
+    write_part,
+)
 from specbatch.pipeline.outputs.quarantine import QuarantineFile
 from specbatch.pipeline.storage.object_store import explained
 from specbatch.pipeline.storage.objects import Objects, join, tidy
@@ -70,6 +77,7 @@ from specbatch.schemas.audit import DATA_FOLDER
 from specbatch.schemas.crash_points import CrashPoint, reach
 from specbatch.schemas.errors import ObjectError, OutputError
 from specbatch.schemas.exports import WrittenFile
+from specbatch.schemas.picks import ID as PICK
 from specbatch.schemas.records import Artefact, CompletionRecord, RejectedRow
 from specbatch.schemas.spec import OutputFormat
 
@@ -115,15 +123,16 @@ class OutputWriter:
         job_id: str,
         rows_per_part: int | None = None,
         kind: OutputFormat = "parquet",
-        scored: bool = False,
+        columns: Columns | None = None,
     ):
+        """`columns`: those of a job, if none are given."""
         self._still_mine: Callable[[], None] = _unasked
         self._objects = objects
         self._uri = tidy(output_uri)
         self._job_id = job_id
         self._rows_per_part = rows_per_part or ROWS_PER_PART
         self._kind = kind
-        self._own = arrow.output_schema(scored)
+        self._own = columns or columns_of_job()
 
     def check(self, is_mine: Callable[[str], bool] | None = None) -> None:
         """Raise `OutputError` unless the location can be claimed. Leaves nothing behind.
@@ -164,6 +173,11 @@ class OutputWriter:
         return owner
 
     def _taken(self, owner: str | None) -> OutputError:
+        if str(owner).startswith(PICK):
+            return OutputError(
+                f"output {self._uri} holds {owner}, which `specbatch pick` wrote by another spec: "
+                "choose another location"
+            )
         return OutputError(
             f"output {self._uri} holds job {owner}: choose another location, or see with "
             f"`specbatch show {owner}` how to resume that job"

@@ -7,7 +7,7 @@ null.
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path
@@ -72,19 +72,38 @@ class Kept:
 _Piece = tuple[list[OutputRow], pa.RecordBatch | None]
 
 
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns of an output, and what a row has in them; what does not apply may be missing."""
+
+    schema: pa.Schema
+    of: Callable[[OutputRow], Mapping[str, Any]]
+
+    def whole(self, row: OutputRow) -> dict[str, Any]:
+        """A row with all of the columns, in their order."""
+        found = self.of(row)
+        return {name: found.get(name) for name in self.schema.names}
+
+
+def columns_of_job(scored: bool = False) -> Columns:
+    """Those of a job's output."""
+    return Columns(arrow.output_schema(scored), columns_of)
+
+
 def write_part(
     path: Path,
     rows: Iterator[OutputRow],
     kind: OutputFormat,
-    kept: Kept | None = None,
-    own: pa.Schema = arrow.OUTPUT,
+    kept: Kept | None,
+    own: Columns,
 ) -> int:
     """Write all rows with their kept columns, a row group in memory at a time; returns how many.
 
     `own`: the output's columns. Raises what reading the kept columns raises.
     """
     write = _write_jsonl if kind == "jsonl" else _write_parquet
-    return write(path, _pieces(rows, kept), own, kept.schema if kept is not None else None)
+    more = kept.schema if kept is not None else None
+    return write(path, _pieces(rows, kept), own, more)
 
 
 def _pieces(rows: Iterator[OutputRow], kept: Kept | None) -> Iterator[_Piece]:
@@ -110,9 +129,9 @@ def read_part(data: bytes, name: str) -> pa.Table:
 
 
 def _write_parquet(
-    path: Path, pieces: Iterator[_Piece], own: pa.Schema, more: pa.Schema | None
+    path: Path, pieces: Iterator[_Piece], own: Columns, more: pa.Schema | None
 ) -> int:
-    count, schema = 0, pa.schema([*own, *(more or ())], metadata=own.metadata)
+    count, schema = 0, pa.schema([*own.schema, *(more or ())], metadata=own.schema.metadata)
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
         for table in _row_groups(_table(rows, own, kept, schema) for rows, kept in pieces):
             writer.write_table(table)
@@ -121,9 +140,9 @@ def _write_parquet(
 
 
 def _table(
-    rows: list[OutputRow], own: pa.Schema, kept: pa.RecordBatch | None, schema: pa.Schema
+    rows: list[OutputRow], own: Columns, kept: pa.RecordBatch | None, schema: pa.Schema
 ) -> pa.Table:
-    table = pa.Table.from_pylist([columns_of(row) for row in rows], schema=own)
+    table = pa.Table.from_pylist([own.of(row) for row in rows], schema=own.schema)
     columns = kept.columns if kept is not None else []
     return pa.Table.from_arrays([*table.columns, *columns], schema=schema)
 
@@ -141,16 +160,14 @@ def _row_groups(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
         yield pa.concat_tables(waiting)
 
 
-def _write_jsonl(
-    path: Path, pieces: Iterator[_Piece], own: pa.Schema, more: pa.Schema | None
-) -> int:
+def _write_jsonl(path: Path, pieces: Iterator[_Piece], own: Columns, more: pa.Schema | None) -> int:
     count = 0
     json_text = [field.name for field in more or () if field.metadata]
     with path.open("wb") as file:
         for rows, kept in pieces:
             columns = _plain(kept, json_text) if kept is not None else [{}] * len(rows)
             for row, others in zip(rows, columns, strict=True):
-                line = whole_row(row, own) | others
+                line = own.whole(row) | others
                 file.write(orjson.dumps(line, default=as_text, option=orjson.OPT_APPEND_NEWLINE))
             count += len(rows)
     return count
@@ -181,12 +198,6 @@ def _readable(cell: pa.Scalar) -> Any:
 def as_text(value: Any) -> str:
     """What JSON has no type for: bytes as base64, decimals and durations as text."""
     return b64encode(value).decode() if isinstance(value, bytes) else str(value)
-
-
-def whole_row(row: OutputRow, own: pa.Schema) -> dict[str, Any]:
-    """A row of the output with all of these columns, in their order."""
-    found = columns_of(row)
-    return {name: found.get(name) for name in own.names}
 
 
 def columns_of(row: OutputRow) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from specbatch.pipeline.engines.contract import Completion, Engines, Request, Ticket
 from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.pipeline.moderation.hooks import HookFailedError, Hooks
-from specbatch.pipeline.moderation.judge import question
+from specbatch.pipeline.moderation.judge import question_ids
 from specbatch.pipeline.policy.costs.pricing import cost_units
 from specbatch.pipeline.runtime.tokenizers import Tokenizers
 from specbatch.pipeline.stages.texts import with_text
@@ -93,11 +93,7 @@ class Judging:
         if not given:
             return []
         tokenizer = self.tokenizer
-        asked = [question(prompt, one, tokenizer.without_special) for one in given.values()]
-        with_template = tokenizer.has_chat_template
-        if with_template:
-            asked = [tokenizer.render([{"role": "user", "content": text}]) for text in asked]
-        prompts = tokenizer.encode_batch(asked, special=not with_template)
+        prompts = question_ids(prompt, given.values(), tokenizer)
         ends, vocab_size = tuple(tokenizer.eos_ids), self.engines.model.vocab_size
         requests = [
             Request(

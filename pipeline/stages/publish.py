@@ -21,6 +21,7 @@ from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.outputs.best import best_of_each
 from specbatch.pipeline.outputs.names import MANIFEST
 from specbatch.pipeline.outputs.outputs import OutputWriter
+from specbatch.pipeline.outputs.parts import columns_of_job
 from specbatch.pipeline.runtime.leases import Held
 from specbatch.pipeline.runtime.purge import clear
 from specbatch.pipeline.runtime.tokenizers import with_its_model
@@ -106,9 +107,8 @@ def _write(
         input_format = job.report.get("input_format") or unread_input.format
         rows = best_of_each(rows, keep)
         output = spec.output
-        writer = OutputWriter(
-            objects, output.uri, job.job_id, kind=output.format, scored=output.best_by is not None
-        )
+        columns = columns_of_job(scored=output.best_by is not None)
+        writer = OutputWriter(objects, output.uri, job.job_id, kind=output.format, columns=columns)
         manifest = writer.write(
             rows,
             rejected,

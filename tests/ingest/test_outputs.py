@@ -13,6 +13,7 @@ import pytest
 from ingest.making import completion
 
 from specbatch.pipeline.outputs.outputs import OutputWriter, read_manifest, read_output
+from specbatch.pipeline.outputs.parts import columns_of_job
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.arrow import OUTPUT, output_schema
 from specbatch.schemas.errors import FencedError, ObjectError, OutputError
@@ -78,7 +79,8 @@ def test_scores_are_there_where_a_job_has_them(kind: Any, tmp_path: Path) -> Non
     rows = [completion(0, score=0.5), completion(0, 1), completion(3, score=-2.0)]
     for scored in (True, False):
         uri = str(tmp_path / str(scored))
-        OutputWriter(Objects(), uri, "job-a", 2, kind, scored).write(rows, REJECTED)
+        writer = OutputWriter(Objects(), uri, "job-a", 2, kind, columns_of_job(scored))
+        writer.write(rows, REJECTED)
         table = read_output(uri)
         assert table.column_names == output_schema(scored).names
         if scored:

@@ -22,6 +22,7 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
                 "nights-that-teach",
                 "policies",
                 "best-of",
+                "pick",
                 "reuse",
                 "spot-checks",
                 "look-at-jobs",
