@@ -221,7 +221,7 @@ def make_worker(
     """
     if fake_models is None:
         require_engine_extra()
-    from specbatch.pipeline.engines.exact import step_guard
+    from specbatch.pipeline.engines import step_guard
     from specbatch.pipeline.engines.models.model_folder import (
         check_architecture,
         check_pair,

@@ -28,8 +28,8 @@ from vllm_engine.inside import forms
 
 from specbatch.jobs.demo import __file__ as demo
 from specbatch.pipeline.engines.contract import Cohort, Completion, Request
-from specbatch.pipeline.engines.exact.service import SteppingEngine
 from specbatch.pipeline.engines.models.model_folder import inspect_folder
+from specbatch.pipeline.engines.service import SteppingEngine
 from specbatch.pipeline.engines.vllm.core import Core, CoreOptions, Work, check_options
 from specbatch.pipeline.engines.vllm.engine import VllmEngine
 from specbatch.pipeline.engines.vllm.probe import Verdict, probe

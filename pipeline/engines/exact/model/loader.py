@@ -30,8 +30,8 @@ from specbatch.pipeline.engines.exact.model.loaded_model import (
 )
 from specbatch.pipeline.engines.exact.model.native_model import NotNativeError, lower
 from specbatch.pipeline.engines.exact.model.quantised import check_weights, quantise
-from specbatch.pipeline.engines.exact.state.recovery import engine_error, may_pass, with_type
 from specbatch.pipeline.engines.models.model_folder import check_again, check_architecture
+from specbatch.pipeline.engines.state.recovery import engine_error, may_pass, with_type
 from specbatch.schemas.errors import BrokenModelError, MissingExtraError, ModelError, SpecbatchError
 from specbatch.schemas.spec import Weights
 

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from specbatch.pipeline.engines.exact.state.kv_blocks import BlockManager
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.state.kv_blocks import BlockManager
+from specbatch.pipeline.engines.state.sequence import Sequence
 
 
 class Planned(NamedTuple):

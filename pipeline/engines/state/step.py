@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from specbatch.pipeline.engines.exact.state.accounting import Pass, Rows
-from specbatch.pipeline.engines.exact.state.scheduler import Planned
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.state.accounting import Pass, Rows
+from specbatch.pipeline.engines.state.scheduler import Planned
+from specbatch.pipeline.engines.state.sequence import Sequence
 from specbatch.pipeline.policy.costs.controls import Arm
 
 
