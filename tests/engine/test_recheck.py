@@ -16,8 +16,9 @@ from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.host import EngineHost
 from specbatch.pipeline.engines.exact.model.batch import Chunk
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
-from specbatch.pipeline.engines.exact.recheck import ONE_IN, Rechecker
+from specbatch.pipeline.engines.exact.recheck import Rechecker
 from specbatch.pipeline.engines.models.model_folder import inspect_model
+from specbatch.pipeline.engines.recheck_sample import ONE_IN
 from specbatch.pipeline.engines.state.kv_blocks import KvState
 from specbatch.pipeline.engines.state.sequence import Sequence
 from specbatch.schemas.records import Recheck, SamplingParams, Verification

@@ -18,9 +18,8 @@ from specbatch.pipeline.engines.exact.host import EngineHost
 from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.engines.speculation.options import Option
 from specbatch.pipeline.engines.speculation.router import Router
-from specbatch.pipeline.engines.state.scheduler import Planned
 from specbatch.pipeline.engines.state.sequence import Sequence
-from specbatch.pipeline.engines.state.step import Step
+from specbatch.pipeline.engines.state.step import Planned, Step
 from specbatch.pipeline.policy import tuning
 from specbatch.pipeline.policy.acceptance import Tracks
 from specbatch.pipeline.policy.depth import Controller

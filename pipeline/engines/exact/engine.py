@@ -23,6 +23,7 @@ from specbatch.pipeline.engines.exact.recheck import Rechecker
 from specbatch.pipeline.engines.exact.sampling.sampler import choose_sampler
 from specbatch.pipeline.engines.exact.sampling.sampling import LastColumns
 from specbatch.pipeline.engines.exact.sampling.verification import MostLikely, verify
+from specbatch.pipeline.engines.exact.scheduler import Scheduler
 from specbatch.pipeline.engines.observing import Observer, Watch
 from specbatch.pipeline.engines.proposers.block import BlockProposer
 from specbatch.pipeline.engines.proposers.guarded import GuardedProposer
@@ -36,9 +37,8 @@ from specbatch.pipeline.engines.state.recovery import (
     isolate,
     with_type,
 )
-from specbatch.pipeline.engines.state.scheduler import Planned, Scheduler
 from specbatch.pipeline.engines.state.sequence import Sequence, stop_ids_of
-from specbatch.pipeline.engines.state.step import Draft, Step
+from specbatch.pipeline.engines.state.step import Draft, Planned, Step
 from specbatch.pipeline.engines.state.step_accounts import StepAccounts
 from specbatch.pipeline.policy import tuning
 from specbatch.pipeline.policy.breaker import Lessons

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 
 from specbatch.pipeline.engines.contract import EngineStats, ModelFolder, Wanted
-from specbatch.pipeline.engines.exact.model.loader import choose_dtype
-from specbatch.pipeline.engines.exact.recheck import ONE_IN
+from specbatch.pipeline.engines.models.dtypes import choose_dtype
 from specbatch.pipeline.engines.models.fingerprint import snapshot_of, unchanged
 from specbatch.pipeline.engines.models.model_folder import LoadedModels
 from specbatch.pipeline.engines.observing import Observer
+from specbatch.pipeline.engines.recheck_sample import ONE_IN
 from specbatch.pipeline.engines.service import EngineService, made
 from specbatch.pipeline.engines.vllm.core import Core, CoreOptions, check_options, vllm_version
 from specbatch.pipeline.engines.vllm.engine import VllmEngine
