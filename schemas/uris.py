@@ -1,12 +1,14 @@
-"""Where a job may read and write: uris that hold no secret and can be used again."""
+"""Where a job may read and write, and where its models are: uris without secrets, and paths."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator
 
+from specbatch.schemas.errors import SpecError
 from specbatch.schemas.schemes import why_not_writable
 
 
@@ -54,3 +56,28 @@ def _writable(uri: str) -> str:
 Uri = Annotated[str, AfterValidator(_without_credentials)]
 InputUri = Annotated[Uri, AfterValidator(_without_query)]
 OutputUri = Annotated[Uri, AfterValidator(_writable)]
+
+
+def absolute(uri: str, base: Path) -> str:
+    """Absolute form of a local path; anything with a scheme stays as it is. Raises `SpecError`."""
+    return uri if "://" in uri else str((base / _expanded(uri)).absolute())
+
+
+def model_ref(ref: str, base: Path) -> str:
+    """The absolute path of a local folder; a hub id or served name is returned unchanged.
+
+    Raises `SpecError`.
+    """
+    path = base / _expanded(ref)
+    try:
+        is_path = ref.startswith((".", "/", "~")) or path.is_dir()
+    except OSError:  # no right to look there
+        is_path = True
+    return str(path.resolve()) if is_path else ref
+
+
+def _expanded(path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise SpecError(f"path {path} begins with the home folder of an unknown user") from None

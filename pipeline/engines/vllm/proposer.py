@@ -2,8 +2,11 @@
 
 A core that is configured with one drafts in each of its steps, for the next. Those drafts lie with
 its requests and are offered here beside those of blocks, history and n-grams. So the same policy
-decides which of them are verified and how far, and the same accounts name them. Making them is part
-of vLLM's step and has no price of its own.
+decides which of them are verified and how far, and the same accounts name them.
+
+Known are the tokens that were drafted, and how many of them a step verified and kept. Not known are
+the time that drafting took, as it is part of vLLM's step, and the probabilities that drafts were
+drawn from: they have no price of their own, and no ratio test can use them.
 """
 
 from __future__ import annotations
