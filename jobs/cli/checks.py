@@ -49,9 +49,10 @@ def check_models_first(spec: JobSpec) -> None:
     require_engine_extra()
     from specbatch.pipeline.engines.models.model_folder import check_folder
 
-    own = spec.own_proposer and spec.own_proposer.model
-    for ref in filter(None, (spec.verifier, spec.draft_model, own)):
-        check_folder(ref)
+    own = None if spec.own_proposer is None else spec.own_proposer.model
+    for ref in (spec.verifier, spec.draft_model, own):
+        if ref is not None:
+            check_folder(ref)
 
 
 def check_job(

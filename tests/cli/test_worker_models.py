@@ -43,10 +43,12 @@ def started(monkeypatch: pytest.MonkeyPatch, redis_url: str, given: list[Setting
     """What `run_worker` is called with, instead of running; no process is started beside it."""
     monkeypatch.setenv("SPECBATCH_BROKER_URL", redis_url)
     calls: Called = []
-    monkeypatch.setattr(
-        "specbatch.workers.lifecycle.run_worker",
-        lambda settings, *rest, **_: (given.append(settings), calls.append(rest)),
-    )
+
+    def run(settings: Settings, *rest: Any, **_: Any) -> None:
+        given.append(settings)
+        calls.append(rest)
+
+    monkeypatch.setattr("specbatch.workers.lifecycle.run_worker", run)
     monkeypatch.setattr("specbatch.jobs.cli.worker.SecondProcess", lambda *_: Mock())
     return calls
 

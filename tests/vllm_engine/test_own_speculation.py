@@ -109,7 +109,7 @@ def test_an_object_needs_room_for_drafts() -> None:
 
 def test_engine_exact_refuses_an_object_and_names_both() -> None:
     with pytest.raises(
-        UsageError, match="proposer kind mtp is vLLM's own .* engine exact does not"
+        UsageError, match=r"proposer kind mtp is vLLM's own .* engine exact does not"
     ):
         settings_with(Settings(), own("mtp"))
     assert settings_with(Settings(), None) == Settings()

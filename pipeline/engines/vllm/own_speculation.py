@@ -20,7 +20,7 @@ from specbatch.pipeline.engines.models.model_folder import (
 )
 from specbatch.schemas.errors import MissingExtraError, ModelError, UsageError
 from specbatch.schemas.own_proposer import KINDS, OwnProposer, own_name
-from specbatch.schemas.spec import model_ref
+from specbatch.schemas.uris import model_ref
 
 SPECULATION = "speculative_config"
 REFUSED_SPECULATION = (
