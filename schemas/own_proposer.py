@@ -33,10 +33,6 @@ from specbatch.schemas.uris import model_ref
 ProposerKind = Literal["eagle3", "mtp", "draft_model", "suffix"]
 KINDS: tuple[ProposerKind, ...] = ("eagle3", "mtp", "draft_model", "suffix")
 _MODEL_OF = {"eagle3": "the folder or hub id of its head", "draft_model": "its folder or hub id"}
-_WITHOUT_MODEL = {
-    "mtp": "drafts with layers of the verifier",
-    "suffix": "drafts from what was written before",
-}
 
 
 class OwnProposer(BaseModel):
@@ -46,15 +42,15 @@ class OwnProposer(BaseModel):
 
     kind: ProposerKind = Field(description="as vLLM calls it")
     model: str | None = Field(
-        default=None, min_length=1, description="of eagle3 and draft_model: folder or hub id"
+        default=None, min_length=1, description="folder or hub id; not of suffix"
     )
 
     @model_validator(mode="after")
     def _has_the_model_it_needs(self) -> OwnProposer:
         if self.model is None and (what := _MODEL_OF.get(self.kind)) is not None:
             raise ValueError(f"kind {self.kind} needs a model: name {what}")
-        if self.model is not None and (why := _WITHOUT_MODEL.get(self.kind)) is not None:
-            raise ValueError(f"kind {self.kind} {why}: leave model out")
+        if self.kind == "suffix" and self.model is not None:
+            raise ValueError("kind suffix drafts from what was written before: leave model out")
         return self
 
     @property

@@ -143,6 +143,8 @@ def with_config(folder: Path, **fields: object) -> ModelFolder:
 def test_only_a_model_with_its_layers_can_draft_by_mtp(name: str, tmp_path: Path) -> None:
     check_needs({"method": "mtp"}, with_config(tmp_path / "a", **{name: 1}))
     check_needs({"method": "mtp"}, with_config(tmp_path / "b", text_config={name: 2}))
+    check_needs({"method": "mtp"}, with_config(tmp_path / "c", model_type="longcat_flash"))
+    check_needs({"method": "mtp", "model": "owner/layers"}, VERIFIER)
     for number, fields in enumerate(({}, {name: 0}, {name: None})):
         without = with_config(tmp_path / str(number), **fields)
         with pytest.raises(ModelError, match="kind mtp needs a verifier with layers for multi"):

@@ -31,8 +31,10 @@ REFUSED_SPECULATION = (
     ("draft_sample_method", "probabilistic"),
     ("rejection_sample_method", "synthetic"),
 )
-# How configs say how many layers for multi-token prediction a model has, for what vLLM drafts with.
+# How configs say how many layers for multi-token prediction a model has; and how types of models
+# begin that vLLM takes without such a word.
 MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
+MTP_TYPES = ("mimo_v2", "longcat_flash", "step3p", "minimax_m3")
 
 
 def own_speculation(options: Mapping[str, Any], max_depth: int) -> tuple[dict[str, Any], int]:
@@ -106,7 +108,7 @@ def check_needs(speculation: Mapping[str, Any], verifier: ModelFolder) -> None:
             "proposer kind suffix needs the package arctic-inference: `pip install "
             "arctic-inference`, or name another kind"
         )
-    if kind == "mtp" and model is None and not _mtp_layers(verifier):
+    if kind == "mtp" and model is None and not _has_mtp(verifier):
         raise ModelError(
             f"proposer kind mtp needs a verifier with layers for multi-token prediction, and the "
             f"config of `{verifier.ref}` names none: use another kind"
@@ -119,11 +121,13 @@ def check_needs(speculation: Mapping[str, Any], verifier: ModelFolder) -> None:
             check_pair(verifier, inspect_folder(model, Path(model)))
 
 
-def _mtp_layers(verifier: ModelFolder) -> int:
+def _has_mtp(verifier: ModelFolder) -> bool:
     config = _config(verifier.path)
-    inner = config.get("text_config")
-    every = [config, inner] if isinstance(inner, Mapping) else [config]
-    return max((of.get(name) or 0 for of in every for name in MTP_LAYERS), default=0)
+    inner = [config.get(name) for name in ("text_config", "mtp_config")]
+    parts = [config, *(part for part in inner if isinstance(part, Mapping))]
+    if any(part.get(name) for part in parts for name in MTP_LAYERS):
+        return True
+    return str(config.get("model_type")).startswith(MTP_TYPES)
 
 
 def _config(folder: Path) -> dict[str, Any]:
