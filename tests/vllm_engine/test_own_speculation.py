@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from specbatch.pipeline.bootstrap import with_proposer as settings_with
 from specbatch.pipeline.engines.contract import ModelFolder
 from specbatch.pipeline.engines.models.model_folder import inspect_folder
 from specbatch.pipeline.engines.vllm import own_speculation as module
-from specbatch.pipeline.engines.vllm.core import CoreOptions, arguments_of
+from specbatch.pipeline.engines.vllm.core import Core, CoreOptions, arguments_of
 from specbatch.pipeline.engines.vllm.own_speculation import (
     check_needs,
     names_of,
@@ -165,3 +166,37 @@ def test_a_model_that_is_not_there_or_speaks_otherwise_is_refused(tmp_path: Path
     (tmp_path / "other" / "tokenizer.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match="give different meanings to the same token ids"):
         check_needs({**draft, "model": str(tmp_path / "other")}, VERIFIER)
+
+
+@pytest.mark.parametrize("name", ["Draft-Eagle3", "eagle-small", "dflash", "my-dspark"])
+def test_a_draft_model_that_vllm_would_take_for_another_kind_is_refused(
+    name: str, tmp_path: Path
+) -> None:
+    shutil.copytree(MODELS / "draft", tmp_path / name)
+    with pytest.raises(ModelError, match="by the word in its name, and not for a draft model"):
+        check_needs({"method": "draft_model", "model": str(tmp_path / name)}, VERIFIER)
+
+
+def of_method(found: str, **own: str) -> tuple[Core, SimpleNamespace]:
+    """A core that vLLM has configured with this method, before it is used."""
+    ended = SimpleNamespace(calls=0)
+
+    def shutdown() -> None:
+        ended.calls += 1
+
+    core = Core.__new__(Core)
+    core.options = CoreOptions("m", "float32", 4, 64, 8, own_speculation=own)
+    core._engine = SimpleNamespace(
+        vllm_config=SimpleNamespace(speculative_config=SimpleNamespace(method=found)),
+        engine_core=SimpleNamespace(shutdown=shutdown),
+    )
+    return core, ended
+
+
+def test_a_core_that_drafts_in_another_way_than_was_named_is_given_up() -> None:
+    for found, named in (("eagle3", "eagle3"), ("mtp", "mtp"), ("mtp", "deepseek_mtp")):
+        of_method(found, method=named)[0]._check_method()
+    core, ended = of_method("dspark", method="draft_model", model="m")
+    with pytest.raises(ModelError, match="takes `m` for dspark by its name, and it was named as"):
+        core._check_method()
+    assert ended.calls == 1

@@ -35,6 +35,8 @@ REFUSED_SPECULATION = (
 # begin that vLLM takes without such a word.
 MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules")
 MTP_TYPES = ("mimo_v2", "longcat_flash", "step3p", "minimax_m3")
+# vLLM takes a draft model with such a word in its name or path for one of that kind.
+OTHER_KINDS = ("eagle-", "eagle3", "dflash", "dspark")
 
 
 def own_speculation(options: Mapping[str, Any], max_depth: int) -> tuple[dict[str, Any], int]:
@@ -117,6 +119,12 @@ def check_needs(speculation: Mapping[str, Any], verifier: ModelFolder) -> None:
         if not isinstance(model, str):
             raise ModelError(f"proposer kind {kind} needs a model: name its folder or hub id")
         check_folder(model)
+        word = next((word for word in OTHER_KINDS if word in model.lower()), None)
+        if kind == "draft_model" and word is not None:
+            raise ModelError(
+                f"vLLM takes `{model}` for {word.strip('-')}, by the word in its name, and not for "
+                "a draft model: give its folder another name"
+            )
         if kind == "draft_model" and Path(model).is_dir():
             check_pair(verifier, inspect_folder(model, Path(model)))
 

@@ -33,7 +33,7 @@ from specbatch.pipeline.engines.service import SteppingEngine
 from specbatch.pipeline.engines.vllm.core import Core, CoreOptions, Work, check_options
 from specbatch.pipeline.engines.vllm.engine import VllmEngine
 from specbatch.pipeline.engines.vllm.probe import Verdict, probe
-from specbatch.schemas.errors import EngineError, ModelError, UsageError
+from specbatch.schemas.errors import EngineError, UsageError
 from specbatch.schemas.records import FinishReason, Origin, SamplingParams
 from specbatch.schemas.speculation import PRE_GENERATED
 from support.engine_contract import *  # noqa: F403 - the tests of the contract, which take `bed`
@@ -313,19 +313,6 @@ def test_a_draft_model_of_vllms_own_drafts_beside_ours(
     assert max(max(c.provenance.drafted) for c in done.values()) == 4
     block = frozenset({PRE_GENERATED})
     assert tokens(complete(engine, requests(truth, depth=4, sources=block))) == truth
-
-
-def test_a_draft_model_that_vllm_takes_for_another_kind_is_refused(
-    cores: Cores, tmp_path: Path
-) -> None:
-    """By the folder's name alone. What it drafted would be recorded under the wrong kind."""
-    cores.close()
-    cores.core = None
-    folder = tmp_path / "draft-eagle3"
-    shutil.copytree(DEMO / "models" / "draft", folder)
-    own = {"method": "draft_model", "model": str(folder)}
-    with pytest.raises(ModelError):
-        cores(True, own)
 
 
 # --- forms ---------------------------------------------------------------------------------------
