@@ -21,9 +21,9 @@ from itertools import product
 from unittest.mock import patch
 
 from specbatch.pipeline.engines.contract import Cohort, Request
-from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
-from specbatch.pipeline.engines.exact.speculation import router, speculator
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.proposers.proposer import Proposer
+from specbatch.pipeline.engines.speculation import router, speculator
+from specbatch.pipeline.engines.state.sequence import Sequence
 from specbatch.pipeline.policy import acceptance, depth, step_cost, tuning
 from specbatch.pipeline.policy.step_cost import LinearCost
 from specbatch.schemas.records import SamplingParams

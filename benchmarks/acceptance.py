@@ -21,14 +21,14 @@ from specbatch.benchmarks.engine import RESULTS
 from specbatch.jobs.bench.machine import machine
 from specbatch.kernels.verify.contract import SamplingRows
 from specbatch.pipeline.engines.contract import Completion, Request
+from specbatch.pipeline.engines.exact.draft_model import DraftModelProposer
 from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.model.batch import Chunk
 from specbatch.pipeline.engines.exact.model.loader import load_model
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
-from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
 from specbatch.pipeline.engines.exact.sampling.sampler import choose_sampler
-from specbatch.pipeline.engines.exact.state.kv_blocks import KvState
 from specbatch.pipeline.engines.models.model_folder import inspect_model
+from specbatch.pipeline.engines.state.kv_blocks import KvState
 from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.schemas.records import SamplingParams, Verification
 

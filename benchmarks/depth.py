@@ -30,14 +30,14 @@ from specbatch.jobs.bench.contenders import ReplayProposer
 from specbatch.jobs.bench.machine import machine
 from specbatch.jobs.bench.models import BenchModel, demo_model, random_model
 from specbatch.pipeline.engines.contract import Cohort, EngineStats, Request
+from specbatch.pipeline.engines.exact.draft_model import DraftModelProposer
 from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.model.loader import load_model
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
-from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
-from specbatch.pipeline.engines.exact.proposers.history import HistoryProposer
-from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.models.draft_names import DRAFT_MODEL
 from specbatch.pipeline.engines.models.model_folder import inspect_model
+from specbatch.pipeline.engines.proposers.history import HistoryProposer
+from specbatch.pipeline.engines.proposers.proposer import Proposer
 from specbatch.pipeline.ledger import rules
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.records import SamplingParams

@@ -30,8 +30,8 @@ from specbatch.pipeline.engines.exact.model.batch import Chunk
 from specbatch.pipeline.engines.exact.model.loader import load_model
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
 from specbatch.pipeline.engines.exact.recheck import Rechecker
-from specbatch.pipeline.engines.exact.state.kv_blocks import KvState
 from specbatch.pipeline.engines.models.model_folder import inspect_model
+from specbatch.pipeline.engines.state.kv_blocks import KvState
 from specbatch.schemas.records import SamplingParams
 
 MODES = ("bitwise", "fast")

@@ -34,14 +34,14 @@ from specbatch.jobs.bench.isa import forced_level
 from specbatch.jobs.bench.machine import machine
 from specbatch.jobs.bench.models import BenchModel, demo_model, random_model
 from specbatch.pipeline.engines.contract import Completion, Grammar, GrammarState, Request
+from specbatch.pipeline.engines.exact.draft_model import DraftModelProposer
 from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.model.loader import load_model
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
-from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
-from specbatch.pipeline.engines.exact.proposers.grammar import GrammarProposer
-from specbatch.pipeline.engines.exact.proposers.ngram import NgramProposer
-from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.models.model_folder import inspect_model
+from specbatch.pipeline.engines.proposers.grammar import GrammarProposer
+from specbatch.pipeline.engines.proposers.ngram import NgramProposer
+from specbatch.pipeline.engines.proposers.proposer import Proposer
 from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.records import FinishReason, SamplingParams

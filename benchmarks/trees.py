@@ -45,12 +45,12 @@ from specbatch.kernels.counters.cpu import gumbel
 from specbatch.kernels.verify.contract import PLACEHOLDER
 from specbatch.kernels.verify.reference import process
 from specbatch.pipeline.engines.contract import Request
+from specbatch.pipeline.engines.exact.draft_model import DraftModelProposer
 from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.model.batch import Chunk
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
-from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
 from specbatch.pipeline.engines.exact.sampling.sampler import choose_sampler
-from specbatch.pipeline.engines.exact.state.kv_blocks import KvState
+from specbatch.pipeline.engines.state.kv_blocks import KvState
 from specbatch.schemas.records import SamplingParams
 
 TEMPERATURES = (0.0, 0.8)

@@ -36,6 +36,7 @@ from specbatch.schemas.extras import require_engine_extra
 from specbatch.schemas.masking import hide_in_logs
 from specbatch.schemas.messages import HintMessage
 from specbatch.schemas.notifications import load_targets
+from specbatch.schemas.own_proposer import OwnProposer
 from specbatch.schemas.presence import WorkerProcess
 from specbatch.schemas.records import DueWork, Stage
 from specbatch.schemas.settings import EXACT, VLLM, Settings
@@ -221,7 +222,7 @@ def make_worker(
     """
     if fake_models is None:
         require_engine_extra()
-    from specbatch.pipeline.engines.exact import step_guard
+    from specbatch.pipeline.engines import step_guard
     from specbatch.pipeline.engines.models.model_folder import (
         check_architecture,
         check_pair,
@@ -444,10 +445,25 @@ def priced_device(settings: Settings) -> Device:
     )
 
 
+def with_proposer(settings: Settings, proposer: OwnProposer | None) -> Settings:
+    """The settings of a process that drafts with vLLM's own speculation. Raises `UsageError`."""
+    if proposer is None:
+        return settings
+    if settings.engine != VLLM:
+        raise UsageError(
+            f"proposer kind {proposer.kind} is vLLM's own speculation, which engine "
+            f"{settings.engine} does not have: verify with engine vllm, or name a draft model"
+        )
+    from specbatch.pipeline.engines.vllm.own_speculation import with_proposer
+
+    options = with_proposer(settings.vllm_options, proposer, settings.vllm_max_depth)
+    return settings.model_copy(update={"vllm_options": options})
+
+
 def _vllm_options(settings: Settings, only_job: str | None) -> HostOptions:
     """How this process runs vLLM. Raises `UsageError`."""
     from specbatch.pipeline.engines.vllm.host import HostOptions
-    from specbatch.pipeline.engines.vllm.parameters import SPECULATION, own_speculation
+    from specbatch.pipeline.engines.vllm.own_speculation import SPECULATION, own_speculation
 
     if settings.tensor_parallel > 1:
         raise UsageError(

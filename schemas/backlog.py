@@ -173,7 +173,8 @@ class PinnedJob:
             if self.numeric_class == UNKNOWN or any(s.class_of(self.key) for s in drafting):
                 return None
             keys = _joined(key for serves in drafting for key, _ in serves.classes)
-            wanted = f"runs {self.key} (dtype, exactness, weights)"
+            own = ", vLLM's own speculation" if self.key.count("/") > 2 else ""
+            wanted = f"runs {self.key} (dtype, exactness, weights{own})"
             return f"waits for a worker that {wanted}; alive: {keys}"
         classes = {name for serves in drafting if (name := serves.class_of(self.key))}
         if self.numeric_class in classes:

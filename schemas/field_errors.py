@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from difflib import get_close_matches
-from types import UnionType
-from typing import Any, get_args, get_origin
+from typing import Any, get_args
 
 from pydantic import BaseModel
 
 # Parts of a location that name no field.
-_OF_UNION = re.compile(r"literal|constrained|tuple\[|(str|int|float|bool)$")
+_OF_UNION = re.compile(r"literal|constrained|tuple\[|(str|int|float|bool|text|object)$")
 # By pydantic's type of error: what the value must be. Braces are of the error's own context.
 _MUST_BE = {
     "literal_error": "{expected}",
@@ -114,15 +113,20 @@ def _unknown(where: str, allowed: list[str]) -> str:
 
 def _fields_at(model: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
     for part in location:
-        if isinstance(part, int):  # of a list, whose kind of item was taken before
+        # The item of a list, or the form of a value that has several: its model is taken already.
+        if isinstance(part, int) or _OF_UNION.match(part):
             continue
         field = model.model_fields.get(part)
-        annotation: Any = None if field is None else field.annotation
-        if get_origin(annotation) is tuple:
-            annotation = get_args(annotation)[0]
-        if isinstance(annotation, UnionType):  # of a section that may be left out
-            annotation = get_args(annotation)[0]
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        inner = None if field is None else _model_in(field.annotation)
+        if inner is None:
             return []
-        model = annotation
+        model = inner
     return sorted(model.model_fields)
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The section that a field takes, alone, in a list, or as one of several forms."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    found = (_model_in(part) for part in get_args(annotation))
+    return next((model for model in found if model is not None), None)

@@ -16,6 +16,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from specbatch.schemas.fingerprint import Fingerprint, Models
+from specbatch.schemas.own_proposer import own_name_in
 
 UNKNOWN = "unknown"  # of jobs from before classes were pinned: any worker may serve them
 PATTERN = r"^[a-z][a-z0-9-]*/(f32|bf16|f16)(/[a-z0-9-]+)+$"
@@ -72,8 +73,13 @@ def engine_key(dtype: str, exactness: str, weights: str) -> str:
     return f"{dtype}/{exactness}/{weights}"
 
 
+def key_with(key: str, own: str) -> str:
+    """The key of a job that asks for vLLM's own speculation too, by its name; empty: for none."""
+    return f"{key}/{own}" if own else key
+
+
 def all_keys() -> Iterator[str]:
-    """All engine keys that a job may have."""
+    """All engine keys that a job may have without vLLM's own speculation."""
     for dtype, exactness, weights in product(("auto", *DTYPES.values()), EXACTNESS, WEIGHTS):
         yield engine_key(dtype, exactness, weights)
 
@@ -85,11 +91,12 @@ def key_of_spec(spec: Mapping[str, Any], numeric_class: str | None = None) -> st
     """
     engine = spec.get("engine") or {}
     known = numeric_class is not None and re.fullmatch(PATTERN, numeric_class)
-    return engine_key(
+    key = engine_key(
         dtype_of(numeric_class) if numeric_class and known else engine.get("dtype", "auto"),
         engine.get("exactness", "bitwise"),
         engine.get("verifier_weights", "as-is"),
     )
+    return key_with(key, own_name_in(spec))
 
 
 def class_note(kept: str | None, here: str | None) -> str | None:

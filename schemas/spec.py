@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import orjson
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -28,65 +26,27 @@ from specbatch.schemas.fingerprint import PATTERN
 from specbatch.schemas.malformed import AS_IT_IS, MalformedSpec
 from specbatch.schemas.malformed import contradiction as malformed_contradiction
 from specbatch.schemas.notifications import NAME_PATTERN
-from specbatch.schemas.numeric_class import UNKNOWN, contradiction, dtype_of, engine_key
+from specbatch.schemas.numeric_class import (
+    UNKNOWN,
+    contradiction,
+    dtype_of,
+    engine_key,
+    engine_of,
+    key_with,
+)
+from specbatch.schemas.own_proposer import OwnProposer, Proposer, proposer_at
 from specbatch.schemas.policies import PolicySpec
 from specbatch.schemas.privacy import SEALED
 from specbatch.schemas.prompt_places import columns_in, first_doubled
 from specbatch.schemas.records import JobRow, SamplingParams, Verification
 from specbatch.schemas.response_format import canonical
-from specbatch.schemas.schemes import why_not_writable
 from specbatch.schemas.tools import (
     canonical_choice,
     canonical_tools,
     problem_of_choice,
     tools_in_use,
 )
-
-
-def _scheme(uri: str) -> str:
-    """In small letters; empty for a path."""
-    return uri.partition("://")[0].lower() if "://" in uri else ""
-
-
-def _without_credentials(uri: str) -> str:
-    if "@" in uri.partition("://")[2].partition("/")[0]:
-        if _scheme(uri) in ("abfs", "abfss"):  # CONTAINER@ACCOUNT.dfs.core.windows.net
-            raise ValueError(
-                "the account belongs in the environment, not in a uri: write az://CONTAINER/PATH "
-                "and set AZURE_STORAGE_ACCOUNT_NAME"
-            )
-        # The spec is in the store, in logs and perhaps in `ps`.
-        raise ValueError("credentials belong in the environment, not in a uri")
-    return uri
-
-
-_QUERY = re.compile(r"\?[^/?]*=")  # in a glob, ? stands for one character
-
-
-def _without_query(uri: str) -> str:
-    scheme = _scheme(uri)
-    if scheme in ("http", "https") and ("?" in uri or "#" in uri):
-        raise ValueError(
-            "a web address has no query here: it may hold a signature, and expires; copy the file, "
-            "or use s3://, gs:// or az:// with credentials in the environment"
-        )
-    if scheme not in ("", "file", "s3") and _QUERY.search(uri):
-        raise ValueError(
-            f"a {scheme}:// uri has no query: it may hold a signature; leave it out, and put "
-            "credentials into the environment"
-        )
-    return uri
-
-
-def _writable(uri: str) -> str:
-    if words := why_not_writable(uri):
-        raise ValueError(words)
-    return uri
-
-
-Uri = Annotated[str, AfterValidator(_without_credentials)]
-InputUri = Annotated[Uri, AfterValidator(_without_query)]
-OutputUri = Annotated[Uri, AfterValidator(_writable)]
+from specbatch.schemas.uris import InputUri, OutputUri, absolute, model_ref
 
 
 class Part(BaseModel):
@@ -613,7 +573,11 @@ class JobSpec(Part):
         pattern=PATTERN,
         description="the verifier's, as `specbatch show` has it; else the one that ingest finds",
     )
-    proposer: str | None = Field(default=None, description="draft model: folder, hub id or name")
+    proposer: Proposer = Field(
+        default=None,
+        description="draft model: folder, hub id or name; or vLLM's own speculation: {kind: eagle3 "
+        "or draft_model, model: …}, {kind: mtp} or {kind: suffix}",
+    )
     sampling: SamplingSpec = SamplingSpec()
     speculation: SpeculationSpec = SpeculationSpec()
     engine: EngineSpec = EngineSpec()
@@ -659,11 +623,6 @@ class JobSpec(Part):
         names = (value,) if isinstance(value, str) else value
         return tuple(dict.fromkeys(names)) if isinstance(names, list | tuple) else names
 
-    @field_validator("proposer", mode="before")
-    @classmethod
-    def _empty_is_none(cls, value: object) -> object:
-        return None if value in ("", "none") else value
-
     @model_validator(mode="after")
     def _best_by_has_a_choice(self) -> JobSpec:
         by, n = (self.output.best_by, self.output.keep_best), self.sampling.n
@@ -677,6 +636,20 @@ class JobSpec(Part):
         verification = self.speculation.verification
         if verification is not Verification.COUPLED and self.proposer is None:
             raise ValueError(f"verification {verification} needs a draft model: name a proposer")
+        return self
+
+    @model_validator(mode="after")
+    def _own_speculation_can_be(self) -> JobSpec:
+        engine, speculation = self.engine, self.speculation
+        problem = self.own_proposer and self.own_proposer.contradiction(
+            engine.exactness,
+            (engine.verifier_weights, engine.proposer_weights),
+            engine.numeric_class and engine_of(engine.numeric_class),
+            speculation.verification,
+            speculation.allows("draft-model"),
+        )
+        if problem:
+            raise ValueError(problem)
         return self
 
     @model_validator(mode="after")
@@ -710,9 +683,29 @@ class JobSpec(Part):
                 "input": self.input.model_copy(update={"uri": absolute(self.input.uri, base)}),
                 "output": self.output.model_copy(update={"uri": absolute(self.output.uri, base)}),
                 "verifier": model_ref(self.verifier, base),
-                "proposer": model_ref(self.proposer, base) if self.proposer else None,
+                "proposer": proposer_at(self.proposer, base),
             }
         )
+
+    @property
+    def draft_model(self) -> str | None:
+        """The proposer where it is a draft model of ours."""
+        return self.proposer if isinstance(self.proposer, str) else None
+
+    @property
+    def own_proposer(self) -> OwnProposer | None:
+        """The proposer where it is vLLM's own speculation."""
+        return self.proposer if isinstance(self.proposer, OwnProposer) else None
+
+    @property
+    def proposer_name(self) -> str | None:
+        """The proposer as the store, reports and outputs name it."""
+        return self.draft_model if self.own_proposer is None else self.own_proposer.name
+
+    def key_in(self, numeric_class: str | None) -> str:
+        """How it asks for its engine, in the dtype of this class, for `Serves.class_of`."""
+        own = "" if self.own_proposer is None else self.own_proposer.name
+        return key_with(self.engine.resolved(numeric_class).key, own)
 
     def digest(self) -> str:
         """SHA-256 of the canonical JSON of all values that are not defaults.
@@ -726,7 +719,7 @@ class JobSpec(Part):
     def may_propose(self) -> bool:
         """Whether groups may pass through the propose stage at all."""
         return (
-            self.proposer is not None
+            self.draft_model is not None
             and self.speculation.enabled
             and self.speculation.allows("block")
             and self.speculation.pregenerate is not False
@@ -753,31 +746,6 @@ def spec_of(job: JobRow) -> JobSpec:
     if job.spec.get(SEALED):
         raise no_key(f"the spec of job {job.job_id}")
     return JobSpec.model_validate(job.spec)
-
-
-def absolute(uri: str, base: Path) -> str:
-    """Absolute form of a local path; anything with a scheme stays as it is. Raises `SpecError`."""
-    return uri if "://" in uri else str((base / _expanded(uri)).absolute())
-
-
-def model_ref(ref: str, base: Path) -> str:
-    """The absolute path of a local folder; a hub id or served name is returned unchanged.
-
-    Raises `SpecError`.
-    """
-    path = base / _expanded(ref)
-    try:
-        is_path = ref.startswith((".", "/", "~")) or path.is_dir()
-    except OSError:  # no right to look there
-        is_path = True
-    return str(path.resolve()) if is_path else ref
-
-
-def _expanded(path: str) -> Path:
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:
-        raise SpecError(f"path {path} begins with the home folder of an unknown user") from None
 
 
 def load_spec(values: dict[str, Any], flags: Collection[str] = ()) -> JobSpec:

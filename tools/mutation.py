@@ -46,7 +46,7 @@ AREAS: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "verification": (["kernels/verify/reference.py", "pipeline/engines/*/sampling/verification.py"],
                      ["tests/kernels", "tests/engine/test_verification.py"]),
     "accounting": (["pipeline/runtime/device_time.py", "pipeline/ledger/sql/time.py",
-                    "pipeline/engines/exact/state/accounting.py"],
+                    "pipeline/engines/state/accounting.py"],
                    ["tests/engine/test_time_book.py", "tests/engine/test_service_time.py",
                     "tests/pipeline/test_device_time.py", "tests/contracts",
                     "tests/faults/test_money.py"]),

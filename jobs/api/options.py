@@ -39,7 +39,7 @@ class SpecOptions(TypedDict, total=False):
     keep_best: int | None
     # Models
     verifier: Place | None
-    proposer: Place | None
+    proposer: Place | Mapping[str, Any] | None
     # Sampling
     max_tokens: int | None
     min_tokens: int | None

@@ -31,12 +31,12 @@ from specbatch.pipeline.engines.contract import (
     Request,
     Wanted,
 )
-from specbatch.pipeline.engines.exact.service import EngineService
-from specbatch.pipeline.engines.exact.state.accounting import Rows, TimeBook
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.engines.models.draft_names import pins_of
 from specbatch.pipeline.engines.models.fingerprint import unchanged
 from specbatch.pipeline.engines.models.model_folder import LoadedModels
+from specbatch.pipeline.engines.service import EngineService
+from specbatch.pipeline.engines.state.accounting import Rows, TimeBook
+from specbatch.pipeline.engines.state.sequence import Sequence
 from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.draft_switches import ALL_ON, DraftSwitches

@@ -125,7 +125,7 @@ def run(c: Client, settings: Settings, spec: JobSpec, number: int) -> tuple[JobR
         raise UsageError(
             "the runs in this folder have other options: give the same ones, or leave out --keep"
         ) from None
-    drafts = "from run 1's outputs" if number > 1 else f"by {Path(spec.proposer or 'none').name}"
+    drafts = "from run 1's outputs" if number > 1 else f"by {Path(spec.draft_model or 'none').name}"
     remark(f"run {number}, job {job.job_id}: {Path(spec.input.uri).name} through "
            f"{Path(spec.verifier).name}, drafts {drafts}")  # fmt: skip
     run_here(settings, spec, job, how_to_go_on="`specbatch demo --keep`")

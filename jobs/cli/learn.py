@@ -22,8 +22,8 @@ from specbatch.jobs.cli.options import Json
 from specbatch.jobs.cli.rollout import DEFAULT_PERCENTS, shares_in
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.schemas.extras import require_engine_extra
-from specbatch.schemas.spec import model_ref
 from specbatch.schemas.training import LEAST_EPOCHS, DataOrder, Parameters
+from specbatch.schemas.uris import model_ref
 
 _INTERRUPTED = "interrupted: the same command resumes"
 _DATA, _DEFAULT = DataOrder(), Parameters()

@@ -23,8 +23,9 @@ from specbatch.schemas.errors import UsageError
 from specbatch.schemas.extras import require_engine_extra
 from specbatch.schemas.fingerprint import shown
 from specbatch.schemas.registry import Deployment, DeployScope, ModelVersion, PairTrial
-from specbatch.schemas.spec import EngineSpec, model_ref
+from specbatch.schemas.spec import EngineSpec
 from specbatch.schemas.training import DataOrder
+from specbatch.schemas.uris import model_ref
 
 
 class Action(StrEnum):

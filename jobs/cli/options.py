@@ -70,13 +70,20 @@ KeepBest = Annotated[
 
 Verifier = Annotated[Text, _option("--verifier", "model that decides: folder or hub id", _MODELS)]
 Proposer = Annotated[
-    Text, _option("--proposer", "model that drafts: folder or hub id, or `none`", _MODELS)
+    Text,
+    _option(
+        "--proposer",
+        "model that drafts: folder or hub id, or `none`; or vLLM's own speculation as JSON: "
+        '{"kind": "suffix"}',
+        _MODELS,
+    ),
 ]
 Proposers = Annotated[
     list[str] | None,
     _option(
         "--proposer",
-        "model that drafts, or `none`; repeat for more beside one verifier, the main one first",
+        "model that drafts, or `none`; repeat for more beside one verifier, the main one first; "
+        "with --engine vllm its own speculation, as JSON",
         _MODELS,
     ),
 ]

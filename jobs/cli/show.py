@@ -31,6 +31,7 @@ from specbatch.schemas.draft_switches import DraftSwitch
 from specbatch.schemas.fingerprint import shown
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.notifications import FILE, NotificationRow
+from specbatch.schemas.own_proposer import own_name_in
 from specbatch.schemas.records import (
     NORMAL,
     PRIORITIES,
@@ -72,6 +73,7 @@ def show(
             payload = {"rows_quarantined": len(alone), "decisions": [asdict(d) for d in decisions]}
             payload["audits"] = [asdict(audit) for audit in audits]
             payload |= {"numeric_class": row.numeric_class, "waits_for": waits}
+            payload |= {"proposer": row.proposer}
             payload |= {"given_back": row.last_error}
             payload |= {"model_fingerprint": row.model_fingerprint, "model_parts": row.model_parts}
             payload |= {"workers": models_here(store, row, silence_sec)}
@@ -92,6 +94,7 @@ def show(
         for line in (
             *model_lines(row, models_here(store, row, silence_sec)),
             *class_lines(store, row),
+            *proposer_lines(row),
             *waiting_lines(row, waits),
         ):
             say(line)
@@ -174,6 +177,12 @@ def waiting_lines(row: JobRow, waits: str | None) -> list[str]:
         again = f"specbatch retry {row.job_id} {option}"
         lines.append(waits + (f" (`{again}` moves it)" if option else ""))
     return lines
+
+
+def proposer_lines(row: JobRow) -> list[str]:
+    """What drafts for the job, where that is not a draft model of ours."""
+    own = own_name_in(row.spec)
+    return [f"proposer: {own}, vLLM's own speculation"] if own else []
 
 
 def class_lines(store: Store, row: JobRow) -> list[str]:

@@ -19,7 +19,8 @@ from specbatch.pipeline.runtime.client import Client
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.records import JobRow, JobState
 from specbatch.schemas.settings import Settings
-from specbatch.schemas.spec import absolute, model_ref, spec_of
+from specbatch.schemas.spec import spec_of
+from specbatch.schemas.uris import absolute, model_ref
 from specbatch.schemas.visible import one_line
 
 if TYPE_CHECKING:  # the light install has no pyarrow

@@ -15,12 +15,13 @@ from specbatch.jobs.cli.connect import check_broker_url, load_settings
 from specbatch.jobs.cli.console import remark
 from specbatch.jobs.cli.second_process import KINDS as SECOND_KINDS
 from specbatch.jobs.cli.second_process import SecondProcess
-from specbatch.pipeline.bootstrap import make_store
+from specbatch.pipeline.bootstrap import make_store, with_proposer
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.masking import mask_url
+from specbatch.schemas.own_proposer import OwnProposer, read_proposer
 from specbatch.schemas.registry import PREFIX
 from specbatch.schemas.settings import VLLM, Settings
-from specbatch.schemas.spec import model_ref
+from specbatch.schemas.uris import model_ref
 
 if TYPE_CHECKING:
     from specbatch.pipeline.learning.watching import ModelWatch
@@ -52,6 +53,8 @@ def worker(
     """
     settings = o.with_engine(load_settings(), engine)
     proposers = proposers_of(kind, proposer or [])
+    if own := own_proposer_of(kind, proposers):
+        settings, proposers = with_proposer(settings, own), []
     watch = None
     if any(ref.startswith(PREFIX) for ref in proposers):
         if kind is not Kind.VERIFY:
@@ -65,7 +68,8 @@ def worker(
     if settings.engine == VLLM and kind is Kind.VERIFY and proposers:
         raise UsageError(
             "engine vllm has no local draft model: leave --proposer out and start "
-            "`specbatch worker propose` for it"
+            "`specbatch worker propose` for it, or name vLLM's own speculation: --proposer "
+            '\'{"kind": "draft_model", "model": "FOLDER"}\''
         )
     served = model_ref(verifier, Path.cwd()) if verifier and verifier != "none" else None
     drafting = tuple(model_ref(ref, Path.cwd()) for ref in proposers)
@@ -95,6 +99,24 @@ def proposers_of(kind: Kind, given: list[str]) -> list[str]:
             "are for `specbatch worker verify`"
         )
     return named
+
+
+def own_proposer_of(kind: Kind, proposers: list[str]) -> OwnProposer | None:
+    """vLLM's own speculation, where `--proposer` has its JSON. Raises `UsageError`."""
+    own = [one for one in map(read_proposer, proposers) if isinstance(one, OwnProposer)]
+    if not own:
+        return None
+    if kind not in (Kind.VERIFY, Kind.ALL):
+        raise UsageError(
+            f"proposer kind {own[0].kind} is vLLM's own speculation, beside the verifier: it is "
+            "for `specbatch worker verify`"
+        )
+    if len(proposers) > 1:
+        raise UsageError(
+            f"proposer kind {own[0].kind} is vLLM's own speculation, which stands alone: leave "
+            "other --proposer out"
+        )
+    return own[0].at(Path.cwd())
 
 
 def registered(settings: Settings, proposers: list[str], verifier: str | None = None) -> ModelWatch:

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from specbatch.pipeline.bootstrap import make_client, make_store
+from specbatch.pipeline.bootstrap import make_client, make_store, with_proposer
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.observe.terminal.progress import EngineCounts, resume_command
 from specbatch.pipeline.runtime.client import Client
@@ -76,6 +76,7 @@ def run_job(
     if job.state.is_final:
         return
     end_within(None)  # what stops at the timeout gives its groups back, which takes its time
+    settings = with_proposer(settings, spec.own_proposer)
     settings = settings.model_copy(update={"broker_url": IN_MEMORY})
     hint = how_to_go_on or f"`{resume_command(job.job_id)}`"
     try:
@@ -84,7 +85,7 @@ def run_job(
 
         with closing(make_store(settings)) as store:
             beside = _before_it_begins(settings, store, job)
-        models = (spec.verifier, job.proposer)
+        models = (spec.verifier, job.proposer if spec.own_proposer is None else None)
         with (
             _sigterm_as_interrupt(),
             _alone(watcher, timeout_sec),
@@ -161,7 +162,7 @@ def check_served(worker: Worker, job_id: str, spec: JobSpec) -> None:
             f"draft model `{job.proposer}` has other files than job {job_id} began with, on which "
             f"its outputs depend under verification {spec.speculation.verification}: put those back"
         )
-    here = serves.class_of(spec.engine.resolved(job.numeric_class).key)
+    here = serves.class_of(spec.key_in(job.numeric_class))
     raise UsageError(
         f"job {job_id} is verified in numeric class {job.numeric_class}, and this process has "
         f"{here}: run it on the same kind of machine with the same number of threads, or move it "

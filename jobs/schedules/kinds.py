@@ -21,8 +21,8 @@ from specbatch.schemas.extras import require_engine_extra
 from specbatch.schemas.figures import SLOW_FALLS, SPEND
 from specbatch.schemas.rollouts import DEFAULT_STEPS, shares_of
 from specbatch.schemas.settings import Settings
-from specbatch.schemas.spec import model_ref
 from specbatch.schemas.training import LEAST_EPOCHS, MOST_EPOCHS, DataOrder, Parameters
+from specbatch.schemas.uris import model_ref
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,8 @@ import yaml
 
 from specbatch.pipeline.inputs.folders import odd_kind
 from specbatch.schemas.errors import SpecError
-from specbatch.schemas.spec import JobSpec, absolute, load_spec, model_ref
+from specbatch.schemas.spec import JobSpec, load_spec
+from specbatch.schemas.uris import absolute, model_ref
 
 
 def build_spec(file: Path | None, flags: Mapping[str, Any], cwd: Path | None = None) -> JobSpec:
@@ -111,6 +112,9 @@ def _at(values: dict[str, Any], base: Path) -> dict[str, Any]:
     for name in ("verifier", "proposer"):
         if _is_text(values.get(name)) and values[name] != "none":
             values[name] = model_ref(values[name], base)
+    own = values.get("proposer")
+    if isinstance(own, dict) and _is_text(own.get("model")):
+        values["proposer"] = {**own, "model": model_ref(own["model"], base)}
     return values
 
 
@@ -127,7 +131,8 @@ def _put(values: dict[str, Any], name: str, value: Any) -> None:
 
 def _merge(values: dict[str, Any], given: Mapping[str, Any]) -> None:
     for name, value in given.items():
-        if isinstance(value, dict) and isinstance(values.get(name), dict):
+        is_section = name != "proposer"  # whose fields belong together
+        if is_section and isinstance(value, dict) and isinstance(values.get(name), dict):
             values[name] = {**values[name], **value}
         else:
             values[name] = value

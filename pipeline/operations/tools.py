@@ -82,7 +82,7 @@ def make_replays(
     folder = inspect_model(verifier or spec.verifier)
     check_model(job, spec, folder)
     drafting = None
-    if tests_again and uses_ratio_tests(spec) and (ref := proposer or spec.proposer) is not None:
+    if tests_again and uses_ratio_tests(spec) and (ref := proposer or spec.draft_model) is not None:
         drafting = inspect_model(ref)
         check_draft_model(job, drafting)
     device = DeviceOptions(settings.device, settings.cuda_graphs, settings.torch_compile)

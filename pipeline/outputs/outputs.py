@@ -15,7 +15,7 @@ Columns of `data/part-00000.parquet` and so on, or fields of `data/part-00000.js
     acceptance_rate    double   accepted ÷ proposed draft tokens; null when nothing was proposed
     cost_usd           double   what this completion cost
     verifier           string   the model whose output this is
-    proposer           string   the draft model, if any
+    proposer           string   the draft model, if any, or what vLLM drafted with by itself
     error              string   "code: reason" of a quarantined row or failed completion, else null
     logprobs           list     the log-probability of each token; null if not asked for
     top_logprobs       list     the most likely tokens at each place: token_id, logprob

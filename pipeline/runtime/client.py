@@ -81,7 +81,7 @@ class Client:
                 spec=spec.model_dump(mode="json"),
                 spec_digest=spec.digest(),
                 verifier=spec.verifier,
-                proposer=spec.proposer if spec.speculation.enabled else None,
+                proposer=spec.proposer_name if spec.speculation.enabled else None,
                 output_uri=spec.output.uri,
                 workspace_uri=f"{self._workspace_uri.rstrip('/')}/jobs/{job_id}",
                 idempotency_key=idempotency_key,

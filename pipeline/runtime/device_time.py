@@ -1,6 +1,6 @@
 """Device time: each 100-ns unit of a worker's device belongs to one attempt, or to nobody.
 
-Engines count how long a step took and for whom (`engines/exact/state/accounting.py`). The rest of
+Engines count how long a step took and for whom (`engines/state/accounting.py`). The rest of
 the clock, between steps and without work, is the worker's overhead and idle time. Every heartbeat
 reports cumulative counters, and so does the end of the session; `ledger/contract.py` says why
 that balances. Only workers with an engine have a device that is paid for, so those that only ingest

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
-from specbatch.pipeline.engines.exact.proposers.history import History
 from specbatch.pipeline.engines.models.draft_names import DRAFT_MODEL
+from specbatch.pipeline.engines.proposers.history import History
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.policy.acceptance import proposer_of
 from specbatch.pipeline.policy.breaker import Lessons

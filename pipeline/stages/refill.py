@@ -157,9 +157,9 @@ def refilled(
     """
     wanted = spec.speculation.depth != "shadow" and any(r.draft_ids for r in requests)
     wanted = wanted and job.privacy.is_full
-    if refills is None or spec.proposer is None or not wanted:
+    if refills is None or spec.draft_model is None or not wanted:
         return nullcontext()
-    return refills.allowed(group_index, spec.proposer, requests)
+    return refills.allowed(group_index, spec.draft_model, requests)
 
 
 class Refiller:

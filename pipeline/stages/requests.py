@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 
 from specbatch.pipeline.engines.contract import Cohort, Completion, Grammar, Request
-from specbatch.pipeline.engines.exact.proposers.history import History
 from specbatch.pipeline.engines.models.draft_names import DRAFT_MODEL
+from specbatch.pipeline.engines.proposers.history import History
 from specbatch.pipeline.policy.costs.pricing import cost_units
 from specbatch.pipeline.policy.depth import depth_cap
 from specbatch.pipeline.privacy.retention import KEEP_ALL, TextPolicy

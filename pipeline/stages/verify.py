@@ -94,10 +94,10 @@ def _job_of(context: StageContext, host: Engines, work: GroupWork) -> tuple[JobR
     """The job, and its spec, in the numeric class in which this worker verifies it."""
     job, spec = context.jobs.of_group(work.lease.job_id)
     job = replace(job, model_fingerprint=work.model_fingerprint)
-    engine = spec.engine.resolved(work.numeric_class)
-    here, pinned = host.serves().class_of(engine.key), work.numeric_class
+    engine, key = spec.engine.resolved(work.numeric_class), spec.key_in(work.numeric_class)
+    here, pinned = host.serves().class_of(key), work.numeric_class
     if pinned not in (None, UNKNOWN, here):
-        raise UsageError(f"the job asks for {engine.key}, which is {here} here and not {pinned}")
+        raise UsageError(f"the job asks for {key}, which is {here} here and not {pinned}")
     return replace(job, numeric_class=here), spec.model_copy(update={"engine": engine})
 
 

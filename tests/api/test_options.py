@@ -127,6 +127,12 @@ def test_an_option_of_another_function_is_unknown() -> None:
         asked("m", None, {"input": "x"}, RunOptions)
 
 
+def test_a_proposer_may_be_an_object() -> None:
+    head = {"kind": "eagle3", "model": "owner/head"}
+    made = asked(Path("owner/big"), None, {"proposer": head, "exactness": "fast"}, RunOptions)
+    assert spec_of(made, "in.parquet", "out").proposer_name == "eagle3:owner/head"
+
+
 def test_model_and_draft_model_are_the_verifier_and_the_proposer() -> None:
     made = asked(Path("models/big"), "owner/small", {"max_tokens": None}, RunOptions)
     assert made.fields == {"verifier": "models/big", "proposer": "owner/small"}

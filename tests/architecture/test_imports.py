@@ -32,11 +32,13 @@ NESTED: dict[str, tuple[tuple[str, ...], ...]] = {
     "pipeline.policy": (("costs",), (".",)),
     "pipeline.observe": ((".",), ("metrics", "tracing", "report", "terminal")),
     "pipeline.ledger": ((".",), ("sql",)),
-    # vLLM's engine has the exact one's service, sequences, proposers and accounts.
-    "pipeline.engines": ((".",), ("models",), ("exact",), ("vllm",)),
-    "pipeline.engines.exact": tuple(
-        (name,) for name in ("state", "model", "sampling", "proposers", "speculation", ".")
+    # What both engines use lies beside both: neither imports the other.
+    "pipeline.engines": (
+        *((".",), ("models",), ("state",), ("proposers",), ("speculation",)),
+        ("observing", "service"),
+        ("exact", "vllm"),
     ),
+    "pipeline.engines.exact": (("model",), ("sampling",), (".",)),
     "pipeline.engines.exact.model": (("batch_invariant",), (".",)),
     "jobs": (
         ("bench", "chaos", "demo", "schedules", "running"),

@@ -24,8 +24,8 @@ from specbatch.benchmarks.tree_shapes import (
 from specbatch.benchmarks.trees import CHAINS, best, flat, rank_texts, top_2, trees_of
 from specbatch.kernels.verify.tree import follow
 from specbatch.pipeline.engines.contract import Request
+from specbatch.pipeline.engines.exact.draft_model import DraftModelProposer
 from specbatch.pipeline.engines.exact.engine import Engine
-from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
 from specbatch.schemas.records import SamplingParams
 
 

@@ -34,7 +34,7 @@ def test_show_takes_the_first_characters_of_an_id(cli: Any, job: Any) -> None:
     made = cli("submit-job", *job, "--local", "--json").json
     shown = cli("show", made["job"][:14], "--json")
     saved = ("saved_usd", "saved_low_usd", "saved_high_usd", "speedup", "drafted")
-    pinned = ("numeric_class", "model_fingerprint", "model_parts", "stages")
+    pinned = ("numeric_class", "proposer", "model_fingerprint", "model_parts", "stages")
     told = {name: shown.json[name] for name in ("decisions", *saved, *pinned)}
     told |= {"rows_quarantined": 0, "audits": [], "waits_for": None, "in_review": []}
     told |= {"given_back": None, "workers": {}, "interrupted": False, "resume": None}

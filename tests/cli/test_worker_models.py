@@ -33,14 +33,22 @@ def spec_of(**speculation: object) -> JobSpec:
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch, redis_url: str) -> Called:
+def given() -> list[Settings]:
+    """The settings that `run_worker` is called with."""
+    return []
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, redis_url: str, given: list[Settings]) -> Called:
     """What `run_worker` is called with, instead of running; no process is started beside it."""
     monkeypatch.setenv("SPECBATCH_BROKER_URL", redis_url)
     calls: Called = []
-    monkeypatch.setattr(
-        "specbatch.workers.lifecycle.run_worker",
-        lambda _settings, *rest, **_: calls.append(rest),
-    )
+
+    def run(settings: Settings, *rest: Any, **_: Any) -> None:
+        given.append(settings)
+        calls.append(rest)
+
+    monkeypatch.setattr("specbatch.workers.lifecycle.run_worker", run)
     monkeypatch.setattr("specbatch.jobs.cli.worker.SecondProcess", lambda *_: Mock())
     return calls
 
@@ -53,6 +61,37 @@ def test_the_proposer_may_be_named_several_times(cli: Any, started: Called, fold
     (verify, everything) = started
     assert verify == (("verify",), "org/v", (str(folder / "a"), "org/b"), 16)
     assert everything[0] == ("propose", "verify"), "the other kinds are beside it"
+
+
+@pytest.mark.parametrize("kind", ["verify", "all"])
+def test_a_worker_on_vllm_may_draft_with_its_own_speculation(
+    cli: Any, started: Called, given: list[Settings], folder: Path, kind: str
+) -> None:
+    (folder / "head").mkdir()
+    own = ["--proposer", '{"kind": "eagle3", "model": "head"}']
+    flags = ["--verifier", "org/v", *own, "--engine", "vllm"]
+    assert cli("worker", kind, *flags).code == 0
+    assert started[0][2] == (), "no draft model is loaded by us"
+    named = {"method": "eagle3", "model": str(folder / "head")}
+    assert given[0].vllm_options == {"speculative_config": named}
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags", "words"),
+    [
+        ("verify", [], "kind suffix is vLLM's own speculation, which engine exact does not have"),
+        ("propose", ["--engine", "vllm"], "it is for `specbatch worker verify`"),
+        ("verify", ["--engine", "vllm", "--proposer", "a"], "leave other --proposer out"),
+    ],
+)
+def test_own_speculation_of_vllm_stands_alone_beside_a_verifier_on_vllm(
+    cli: Any, started: Called, kind: str, flags: list[str], words: str
+) -> None:
+    proposer = ["--proposer", '{"kind": "suffix"}']
+    done = cli("worker", kind, "--verifier", "org/v", *proposer, *flags)
+    assert done.code == 2
+    assert words in done.err
+    assert not started
 
 
 @pytest.mark.parametrize("flags", [[], ["--proposer", "none"]])

@@ -81,6 +81,24 @@ def test_a_job_that_a_worker_cannot_run_as_asked_is_left_to_others(store: Store)
     assert found(claim_next(store, "other", serving(F32))).lease.job_id == JOB
 
 
+def test_a_job_of_vllms_own_speculation_is_for_workers_that_have_it(store: Store) -> None:
+    key = engine_key("auto", "fast", "as-is")
+    name = "vllm/bf16/5d0c1a2b"
+    spec = {**new_job().spec, "engine": {"exactness": "fast"}}
+    for proposer in ({"kind": "eagle3", "model": "o/head"}, {"kind": "suffix", "model": None}):
+        own = ":".join(filter(None, proposer.values()))
+        ingest(store, job_id=f"of-{proposer['kind']}", spec={**spec, "proposer": proposer})
+        for others in (serving(F32), Serves.of("big", {key: name, f"{key}/mtp": name})):
+            assert claim_next(store, "other", others) is None
+            assert store.ask_for_split("big", "other", others) is None
+        with_it = Serves.of("big", {key: name, f"{key}/{own}": name})
+        work = found(claim_next(store, "w", with_it))
+        assert (work.lease.job_id, work.numeric_class) == (f"of-{proposer['kind']}", name)
+        store.request_cancel(work.lease.job_id)
+    ingest(store, job_id="of-text", spec={**spec, "proposer": "o/draft"})
+    assert found(claim_next(store, "w", serving(F32))).lease.job_id == "of-text"
+
+
 def test_a_class_is_written_once(store: Store) -> None:
     ingest(store)
     assert claim_next(store, "w", serving(F32))

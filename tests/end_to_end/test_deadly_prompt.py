@@ -26,7 +26,7 @@ import os, sys
 from specbatch.jobs.chaos.stand_in import StandInHost
 from specbatch.jobs.chaos.stand_in_model import tokenizer
 from specbatch.pipeline.bootstrap import FakeModels
-from specbatch.pipeline.engines.exact import service
+from specbatch.pipeline.engines import service
 from specbatch.schemas.settings import Settings
 from specbatch.workers.lifecycle import run_worker
 

@@ -13,8 +13,8 @@ from ledger.builders import JOB, LEASE_SEC, NO_TIME, RESULTS, Clock
 
 from specbatch.jobs.chaos.stand_in import StandInEngine
 from specbatch.pipeline.engines.contract import Completion
-from specbatch.pipeline.engines.exact.service import EngineService
 from specbatch.pipeline.engines.models.model_folder import inspect_model
+from specbatch.pipeline.engines.service import EngineService
 from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.pipeline.runtime.leases import LeaseKeeper
 from specbatch.pipeline.runtime.work_stealing import WorkStealer

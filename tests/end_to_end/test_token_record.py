@@ -14,7 +14,7 @@ from end_to_end.test_drafting import Done, Night
 
 from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.model.batch import to_host
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.state.sequence import Sequence
 from specbatch.pipeline.stages.requests import row_and_sample
 
 PRICE_USD = 0.37

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from engine.decoding import Bench, WatchedBlockProposer, assert_counts_add_up
 
 from specbatch.pipeline.engines.contract import Completion, Request
-from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
-from specbatch.pipeline.engines.exact.state.kv_blocks import KvState
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.proposers.proposer import Proposer
+from specbatch.pipeline.engines.state.kv_blocks import KvState
+from specbatch.pipeline.engines.state.sequence import Sequence
 from specbatch.pipeline.stages.text_stop import TextStop
 from specbatch.schemas.records import FinishReason, SamplingParams
 from support import grids

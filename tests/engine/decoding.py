@@ -11,16 +11,16 @@ from typing import Any
 
 from specbatch.kernels.decoder.contract import BLOCK_SIZE
 from specbatch.pipeline.engines.contract import Completion, Request
+from specbatch.pipeline.engines.exact.draft_model import DraftModelProposer
 from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.model.loaded_model import LoadedModel
 from specbatch.pipeline.engines.exact.model.loader import load_model
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
-from specbatch.pipeline.engines.exact.observing import Observer
-from specbatch.pipeline.engines.exact.proposers.block import BlockProposer
-from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
-from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
-from specbatch.pipeline.engines.exact.state.sequence import Sequence as Row
 from specbatch.pipeline.engines.models.model_folder import inspect_model
+from specbatch.pipeline.engines.observing import Observer
+from specbatch.pipeline.engines.proposers.block import BlockProposer
+from specbatch.pipeline.engines.proposers.proposer import Proposer
+from specbatch.pipeline.engines.state.sequence import Sequence as Row
 from specbatch.pipeline.stages.text_stop import TextStop
 from specbatch.schemas.records import FinishReason, Origin, SamplingParams
 from support.engines import loaded

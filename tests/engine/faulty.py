@@ -10,8 +10,8 @@ from engine.decoding import Bench
 from torch import Tensor
 
 from specbatch.kernels.decoder.contract import DecoderBatch
-from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.proposers.proposer import Proposer
+from specbatch.pipeline.engines.state.sequence import Sequence
 
 
 class FaultyDecoder:

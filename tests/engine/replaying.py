@@ -7,8 +7,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
 from specbatch.pipeline.engines.contract import Request
-from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.proposers.proposer import Proposer
+from specbatch.pipeline.engines.state.sequence import Sequence
 from specbatch.schemas.records import SamplingParams
 
 PLAIN = Request("r", (1, 2, 3), SamplingParams(max_tokens=10_000), seed=1)

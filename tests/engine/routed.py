@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from engine.replaying import PLAIN
 
 from specbatch.pipeline.engines.contract import Cohort
-from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
-from specbatch.pipeline.engines.exact.speculation.speculator import Speculator
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.proposers.proposer import Proposer
+from specbatch.pipeline.engines.speculation.speculator import Speculator
+from specbatch.pipeline.engines.state.sequence import Sequence
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.pipeline.policy.step_cost import LinearCost
 from specbatch.schemas.speculation import Decision

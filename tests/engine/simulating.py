@@ -14,11 +14,11 @@ import pytest
 from policy.machines import Machine, linear
 
 from specbatch.pipeline.engines.contract import Cohort, Request
-from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
-from specbatch.pipeline.engines.exact.speculation.shadow import Shadow
-from specbatch.pipeline.engines.exact.speculation.speculator import Speculator
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
-from specbatch.pipeline.engines.exact.state.step import Draft, DraftPlan
+from specbatch.pipeline.engines.proposers.proposer import Proposer
+from specbatch.pipeline.engines.speculation.shadow import Shadow
+from specbatch.pipeline.engines.speculation.speculator import Speculator
+from specbatch.pipeline.engines.state.sequence import Sequence
+from specbatch.pipeline.engines.state.step import Draft, DraftPlan
 from specbatch.pipeline.policy.acceptance import Track
 from specbatch.pipeline.policy.step_cost import LinearCost
 from specbatch.schemas.records import SamplingParams
@@ -230,5 +230,5 @@ def depths_of(source: Source) -> dict[Sequence, int]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """A clock of ours in the speculator's hands."""
     clock = Clock()
-    monkeypatch.setattr("specbatch.pipeline.engines.exact.speculation.speculator.time", clock)
+    monkeypatch.setattr("specbatch.pipeline.engines.speculation.speculator.time", clock)
     return clock

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from specbatch.pipeline.engines.contract import Request
-from specbatch.pipeline.engines.exact.proposers.block import BlockProposer
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.proposers.block import BlockProposer
+from specbatch.pipeline.engines.state.sequence import Sequence
 from specbatch.schemas.records import SamplingParams
 from support.grids import pairwise
 

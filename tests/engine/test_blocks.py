@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from specbatch.pipeline.engines.exact.state.kv_blocks import TRASH_BLOCK, BlockManager, KvState
+from specbatch.pipeline.engines.state.kv_blocks import TRASH_BLOCK, BlockManager, KvState
 from specbatch.schemas.errors import OutOfBlocksError
 
 NUM_BLOCKS, BLOCK_SIZE = 12, 4

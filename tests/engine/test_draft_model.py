@@ -6,8 +6,8 @@ import pytest
 from engine.decoding import runner_of
 from engine.replaying import sequence_with
 
-from specbatch.pipeline.engines.exact.proposers import draft_model
-from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
+from specbatch.pipeline.engines.exact import draft_model
+from specbatch.pipeline.engines.exact.draft_model import DraftModelProposer
 from support.engines import loaded
 from support.models import TinyPair
 

@@ -12,7 +12,7 @@ from engine.decoding import VOCAB, alone, assert_same, baseline_of, bench, promp
 from specbatch.kernels.verify.reference import sample
 from specbatch.pipeline.engines.contract import Request
 from specbatch.pipeline.engines.exact.sampling.sampling import sampling_rows
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.state.sequence import Sequence
 from specbatch.schemas.records import FinishReason, SamplingParams
 from support.grids import pairwise
 from support.models import TinyPair

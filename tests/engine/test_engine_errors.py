@@ -15,9 +15,9 @@ from engine.faulty import FaultyDecoder, FaultyProposer, real_tokens, spoil
 
 from specbatch.kernels.decoder.contract import DecoderBatch
 from specbatch.pipeline.engines.contract import Completion, Request
-from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
-from specbatch.pipeline.engines.exact.proposers.guarded import OPEN_SEC, PATIENCE, GuardedProposer
-from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
+from specbatch.pipeline.engines.exact.draft_model import DraftModelProposer
+from specbatch.pipeline.engines.proposers.guarded import OPEN_SEC, PATIENCE, GuardedProposer
+from specbatch.pipeline.engines.proposers.proposer import Proposer
 from specbatch.schemas.errors import DeviceLostError
 from specbatch.schemas.records import FinishReason, SamplingParams
 from support.grids import pairwise

@@ -26,10 +26,10 @@ from engine.naive import decode
 from torch import Tensor
 
 from specbatch.pipeline.engines.contract import Completion, Request
+from specbatch.pipeline.engines.exact.draft_model import DraftModelProposer
 from specbatch.pipeline.engines.exact.model.batch import Chunk
-from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
-from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.proposers.proposer import Proposer
+from specbatch.pipeline.engines.state.sequence import Sequence
 from specbatch.schemas.provenance import NO_TICKS, Ticks
 from specbatch.schemas.records import WITHHELD, FinishReason, Origin, SamplingParams
 from support.models import TinyPair

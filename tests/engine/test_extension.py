@@ -10,15 +10,15 @@ import pytest
 from engine.decoding import Bench, assert_same, baseline_of, bench, prompts
 
 from specbatch.pipeline.engines.contract import Completion, Request, Wanted
-from specbatch.pipeline.engines.exact.proposers.block import (
+from specbatch.pipeline.engines.proposers.block import (
     ASK_AGAIN_AFTER,
     LOST_FOR,
     LOW_WATER,
     WANTED_AT_ONCE,
     BlockProposer,
 )
-from specbatch.pipeline.engines.exact.service import EngineService
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.service import EngineService
+from specbatch.pipeline.engines.state.sequence import Sequence
 from specbatch.schemas.records import FinishReason, SamplingParams
 from support.models import TinyPair
 

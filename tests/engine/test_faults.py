@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from specbatch.pipeline.engines.exact.model.loader import load_model
-from specbatch.pipeline.engines.exact.state.recovery import (
+from specbatch.pipeline.engines.models.model_folder import inspect_model
+from specbatch.pipeline.engines.state.recovery import (
     RECOVER_AFTER_PASSES,
     Fault,
     TokenBudget,
@@ -18,7 +19,6 @@ from specbatch.pipeline.engines.exact.state.recovery import (
     may_pass,
     with_type,
 )
-from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.schemas.errors import DeviceLostError, EngineError, ModelError
 from support.models import TinyPair
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from specbatch.pipeline.engines.contract import Completion, Request, RowIds
 from specbatch.pipeline.engines.exact.engine import Engine
-from specbatch.pipeline.engines.exact.service import EngineService, EngineTicket, last_unstarted
+from specbatch.pipeline.engines.service import EngineService, EngineTicket, last_unstarted
 from specbatch.schemas.errors import EngineError, RequestCancelledError
 from specbatch.schemas.records import SamplingParams
 from support.models import TinyPair

@@ -14,8 +14,8 @@ from engine.decoding import bench
 from jsonschema import Draft202012Validator
 
 from specbatch.pipeline.engines.contract import Completion, Request
-from specbatch.pipeline.engines.exact.proposers.grammar import GrammarProposer
-from specbatch.pipeline.engines.exact.proposers.ngram import NgramProposer
+from specbatch.pipeline.engines.proposers.grammar import GrammarProposer
+from specbatch.pipeline.engines.proposers.ngram import NgramProposer
 from specbatch.pipeline.inputs.grammars import Grammars
 from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.schemas.records import FinishReason, SamplingParams

@@ -29,8 +29,8 @@ from specbatch.pipeline.engines.exact.model.loaded_model import LoadedModel
 from specbatch.pipeline.engines.exact.model.loader import load_model
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
 from specbatch.pipeline.engines.exact.model.torch_decoder import TorchDecoder
-from specbatch.pipeline.engines.exact.state.kv_blocks import TRASH_BLOCK, KvState
 from specbatch.pipeline.engines.models.model_folder import inspect_model
+from specbatch.pipeline.engines.state.kv_blocks import TRASH_BLOCK, KvState
 from specbatch.schemas.records import SamplingParams
 from support.architectures import VOCAB, tiny_model
 from support.devices import INTERPRETED, TRITON_DEVICE

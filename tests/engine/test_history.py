@@ -7,8 +7,8 @@ import json
 import pytest
 from engine.replaying import text
 
-from specbatch.pipeline.engines.exact.proposers.history import _HEADER, _KIND, History
-from specbatch.pipeline.engines.exact.proposers.suffix_index import SuffixIndex, seal
+from specbatch.pipeline.engines.proposers.history import _HEADER, _KIND, History
+from specbatch.pipeline.engines.proposers.suffix_index import SuffixIndex, seal
 from specbatch.schemas.speculation import PastOutput
 
 PLENTY = 10_000

@@ -12,10 +12,10 @@ from engine.decoding import prompts as make_prompts
 from engine.replaying import PLAIN, Replayed, decide, edited, replay, sequence_of, text
 
 from specbatch.pipeline.engines.contract import Match, Request
-from specbatch.pipeline.engines.exact.proposers.history import History, HistoryProposer
-from specbatch.pipeline.engines.exact.proposers.ngram import NgramProposer
-from specbatch.pipeline.engines.exact.proposers.suffix_index import SuffixIndex
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.proposers.history import History, HistoryProposer
+from specbatch.pipeline.engines.proposers.ngram import NgramProposer
+from specbatch.pipeline.engines.proposers.suffix_index import SuffixIndex
+from specbatch.pipeline.engines.state.sequence import Sequence
 from specbatch.schemas.records import SamplingParams
 from specbatch.schemas.speculation import PastOutput
 from support.models import TinyPair

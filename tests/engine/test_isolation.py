@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbatch.pipeline.engines.exact.state.recovery import isolate
+from specbatch.pipeline.engines.state.recovery import isolate
 
 
 class RowError(Exception):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specbatch.pipeline.engines.exact.proposers.ngram import (
+from specbatch.pipeline.engines.proposers.ngram import (
     LONGEST_MATCH,
     LONGEST_REPEAT,
     MatchFinder,

@@ -15,8 +15,8 @@ from specbatch.pipeline.engines.exact.model.memory import (
     cache_bytes,
     gpu_caches,
 )
-from specbatch.pipeline.engines.exact.state.kv_blocks import BlockManager, KvState
 from specbatch.pipeline.engines.models.model_folder import inspect_model
+from specbatch.pipeline.engines.state.kv_blocks import BlockManager, KvState
 from specbatch.schemas.errors import NoEngineError
 from specbatch.schemas.records import SamplingParams
 from specbatch.schemas.spec import EngineSpec

@@ -11,8 +11,8 @@ from engine.decoding import prompts as make_prompts
 from engine.replaying import decide, replay, sequence_with, text
 
 from specbatch.pipeline.engines.contract import Request
-from specbatch.pipeline.engines.exact.proposers.ngram import NgramProposer
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.proposers.ngram import NgramProposer
+from specbatch.pipeline.engines.state.sequence import Sequence
 from specbatch.schemas.records import SamplingParams
 from support.models import TinyPair
 

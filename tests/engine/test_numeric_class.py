@@ -12,9 +12,10 @@ from specbatch.kernels import native
 from specbatch.pipeline.engines.contract import ModelFolder
 from specbatch.pipeline.engines.exact.host import EngineHost
 from specbatch.pipeline.engines.exact.model.device import DeviceOptions
-from specbatch.pipeline.engines.exact.model.loader import choose_dtype, load_model
+from specbatch.pipeline.engines.exact.model.loader import load_model
 from specbatch.pipeline.engines.exact.model.native_model import why_not_native
 from specbatch.pipeline.engines.exact.model.numeric_class import class_of, serves
+from specbatch.pipeline.engines.models.dtypes import choose_dtype
 from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.schemas.errors import ModelError
 from specbatch.schemas.fingerprint import Fingerprint

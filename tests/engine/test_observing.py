@@ -12,8 +12,8 @@ from engine.decoding import AMPLE_BLOCKS, Bench, bench, prompts, runner_of
 
 from specbatch.pipeline.engines.contract import Cohort, Completion, Request
 from specbatch.pipeline.engines.exact.model.batch import Chunk
-from specbatch.pipeline.engines.exact.speculation.drift import divergence
-from specbatch.pipeline.engines.exact.state.kv_blocks import KvState
+from specbatch.pipeline.engines.speculation.drift import divergence
+from specbatch.pipeline.engines.state.kv_blocks import KvState
 from specbatch.schemas.figures import StepFigures
 from specbatch.schemas.records import FinishReason, SamplingParams, Verification
 from specbatch.schemas.speculation import ALL_PROPOSERS
@@ -223,7 +223,7 @@ def test_a_model_that_fails_is_not_looked_at_again(
         raise ValueError("no law today")
 
     monkeypatch.setattr(
-        "specbatch.pipeline.engines.exact.proposers.draft_model.DraftModelProposer.next_token_logprobs",
+        "specbatch.pipeline.engines.exact.draft_model.DraftModelProposer.next_token_logprobs",
         fails,
     )
     assert len(made.add(*requests(2)).run()) == 2

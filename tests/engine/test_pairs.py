@@ -12,13 +12,13 @@ from engine.test_switches import off
 
 from specbatch.kernels.decoder.contract import BLOCK_SIZE
 from specbatch.pipeline.engines.contract import Cohort, Request
+from specbatch.pipeline.engines.exact.draft_model import DraftModelProposer
 from specbatch.pipeline.engines.exact.engine import Engine
-from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
-from specbatch.pipeline.engines.exact.speculation import pairs
-from specbatch.pipeline.engines.exact.speculation.pairs import AT_ONCE, SAVED, SHARE, Pair, Pairs
-from specbatch.pipeline.engines.exact.speculation.shadow import DEPTH, is_watched
-from specbatch.pipeline.engines.exact.speculation.speculator import Speculator
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.speculation import pairs
+from specbatch.pipeline.engines.speculation.pairs import AT_ONCE, SAVED, SHARE, Pair, Pairs
+from specbatch.pipeline.engines.speculation.shadow import DEPTH, is_watched
+from specbatch.pipeline.engines.speculation.speculator import Speculator
+from specbatch.pipeline.engines.state.sequence import Sequence
 from specbatch.pipeline.policy.acceptance import Track, Tracks
 from specbatch.schemas.draft_switches import RowScope, SwitchScope
 from specbatch.schemas.records import SamplingParams, Verification

@@ -23,8 +23,8 @@ from engine.decoding import (
 from specbatch.kernels.verify.reference import process
 from specbatch.pipeline.engines.contract import Request
 from specbatch.pipeline.engines.exact.sampling.sampling import sampling_rows
-from specbatch.pipeline.engines.exact.state.penalties import Adjuster, BadWords
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.state.penalties import Adjuster, BadWords
+from specbatch.pipeline.engines.state.sequence import Sequence
 from specbatch.schemas.records import FinishReason, SamplingParams
 from support.grids import pairwise
 from support.models import TinyPair

@@ -14,9 +14,10 @@ from torch import Tensor
 from specbatch.kernels.decoder.contract import BLOCK_SIZE
 from specbatch.pipeline.engines.contract import Request
 from specbatch.pipeline.engines.exact.model.batch import Chunk
-from specbatch.pipeline.engines.exact.state.kv_blocks import BlockManager
-from specbatch.pipeline.engines.exact.state.scheduler import Planned, Scheduler
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.exact.scheduler import Scheduler
+from specbatch.pipeline.engines.state.kv_blocks import BlockManager
+from specbatch.pipeline.engines.state.sequence import Sequence
+from specbatch.pipeline.engines.state.step import Planned
 from specbatch.schemas.records import FinishReason, SamplingParams
 from support.grids import pairwise
 from support.models import TinyPair

@@ -13,13 +13,13 @@ import torch
 
 from specbatch.pipeline.engines.contract import ModelFolder
 from specbatch.pipeline.engines.exact import host as host_module
+from specbatch.pipeline.engines.exact.draft_model import DraftModelProposer
 from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.host import EngineHost
 from specbatch.pipeline.engines.exact.model.loaded_model import LoadedModel
 from specbatch.pipeline.engines.exact.model.loader import load_model
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
 from specbatch.pipeline.engines.exact.model.torch_decoder import TorchDecoder
-from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
 from specbatch.pipeline.engines.models.fingerprint import fingerprint_of
 from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.schemas.errors import MissingExtraError, ModelError

@@ -11,15 +11,16 @@ from engine.faulty import FaultyDecoder
 
 from specbatch.kernels.counters.reference import gumbel
 from specbatch.pipeline.engines.contract import Completion, Request
+from specbatch.pipeline.engines.exact.draft_model import DraftModelProposer
 from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.host import EngineHost
 from specbatch.pipeline.engines.exact.model.batch import Chunk
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
-from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
-from specbatch.pipeline.engines.exact.recheck import ONE_IN, Rechecker
-from specbatch.pipeline.engines.exact.state.kv_blocks import KvState
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.exact.recheck import Rechecker
 from specbatch.pipeline.engines.models.model_folder import inspect_model
+from specbatch.pipeline.engines.recheck_sample import ONE_IN
+from specbatch.pipeline.engines.state.kv_blocks import KvState
+from specbatch.pipeline.engines.state.sequence import Sequence
 from specbatch.schemas.records import Recheck, SamplingParams, Verification
 from specbatch.schemas.spec import EngineSpec
 from support.architectures import tiny_model

@@ -8,7 +8,7 @@ import pytest
 from engine.simulating import Clock, ModelSource, Source, clock, depths_of, route, simulation
 from policy.machines import linear
 
-from specbatch.pipeline.engines.exact.speculation import speculator
+from specbatch.pipeline.engines.speculation import speculator
 from specbatch.pipeline.policy.costs.controls import Arm
 from specbatch.pipeline.policy.tuning import CONTROL_EVERY_STEPS
 

@@ -12,15 +12,14 @@ from engine.replaying import PLAIN
 from engine.routed import FakeModel, Simulation
 
 from specbatch.pipeline.engines.contract import Cohort, Request
+from specbatch.pipeline.engines.exact.draft_model import DraftModelProposer
 from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.host import EngineHost
-from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
-from specbatch.pipeline.engines.exact.speculation.options import Option
-from specbatch.pipeline.engines.exact.speculation.router import Router
-from specbatch.pipeline.engines.exact.state.scheduler import Planned
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
-from specbatch.pipeline.engines.exact.state.step import Step
 from specbatch.pipeline.engines.models.model_folder import inspect_model
+from specbatch.pipeline.engines.speculation.options import Option
+from specbatch.pipeline.engines.speculation.router import Router
+from specbatch.pipeline.engines.state.sequence import Sequence
+from specbatch.pipeline.engines.state.step import Planned, Step
 from specbatch.pipeline.policy import tuning
 from specbatch.pipeline.policy.acceptance import Tracks
 from specbatch.pipeline.policy.depth import Controller

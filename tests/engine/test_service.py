@@ -13,7 +13,7 @@ from engine.decoding import assert_same, baseline_of, bench, prompts
 
 from specbatch.pipeline.engines.contract import Completion, Request
 from specbatch.pipeline.engines.exact.engine import Engine
-from specbatch.pipeline.engines.exact.service import EngineService, EngineTicket
+from specbatch.pipeline.engines.service import EngineService, EngineTicket
 from specbatch.schemas.errors import (
     DeviceLostError,
     EngineError,

@@ -12,13 +12,13 @@ from engine.decoding import baseline_of, bench, prompts
 
 from specbatch.pipeline.engines.contract import Cohort, Completion, EngineStats, Request
 from specbatch.pipeline.engines.exact.engine import Engine
-from specbatch.pipeline.engines.exact.service import (
+from specbatch.pipeline.engines.service import (
     KEEP_AT_END,
     KEEP_EVERY,
     EngineService,
     EngineTicket,
 )
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.state.sequence import Sequence
 from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.draft_switches import DraftSwitches

@@ -11,7 +11,7 @@ from specbatch.jobs.chaos.stand_in import StandInEngine
 from specbatch.jobs.chaos.stand_in_model import CONTEXT_TOKENS, VOCAB_SIZE
 from specbatch.pipeline.engines.clock import now
 from specbatch.pipeline.engines.contract import Completion, Request
-from specbatch.pipeline.engines.exact.service import EngineService, EngineTicket
+from specbatch.pipeline.engines.service import EngineService, EngineTicket
 from specbatch.schemas.errors import EngineError, RequestCancelledError
 from specbatch.schemas.provenance import NO_TICKS, Ticks
 from specbatch.schemas.records import SamplingParams

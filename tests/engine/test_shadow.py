@@ -13,10 +13,10 @@ from engine.simulating import Source
 
 from specbatch.kernels.decoder.contract import DecoderBatch
 from specbatch.pipeline.engines.contract import Cohort, Request
-from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
-from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
-from specbatch.pipeline.engines.exact.speculation.shadow import DEPTH, SHARE, Shadow, is_watched
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.exact.draft_model import DraftModelProposer
+from specbatch.pipeline.engines.proposers.proposer import Proposer
+from specbatch.pipeline.engines.speculation.shadow import DEPTH, SHARE, Shadow, is_watched
+from specbatch.pipeline.engines.state.sequence import Sequence
 from specbatch.pipeline.policy.acceptance import Track, Tracks
 from specbatch.pipeline.policy.breaker import Breaker
 from specbatch.schemas.records import SamplingParams

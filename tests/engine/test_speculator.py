@@ -20,7 +20,7 @@ from engine.simulating import (
 )
 from policy.machines import linear, saturating
 
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.state.sequence import Sequence
 from specbatch.pipeline.policy import tuning
 from specbatch.pipeline.policy.breaker import DecisionLog
 from specbatch.pipeline.policy.tuning import MAX_DEPTH

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from specbatch.pipeline.engines.exact import step_guard
+from specbatch.pipeline.engines import step_guard
 
 
 def test_without_the_c_library_it_warns(

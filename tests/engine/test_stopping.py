@@ -13,8 +13,8 @@ from specbatch.jobs.chaos.stand_in import NUMERIC_CLASS, StandInEngine
 from specbatch.jobs.chaos.stand_in_model import CONTEXT_TOKENS, VOCAB_SIZE, write_model
 from specbatch.pipeline.engines.contract import Request
 from specbatch.pipeline.engines.exact.host import EngineHost
-from specbatch.pipeline.engines.exact.service import EngineService
 from specbatch.pipeline.engines.models.model_folder import inspect_model
+from specbatch.pipeline.engines.service import EngineService
 from specbatch.pipeline.stages.dispatch import run_stage
 from specbatch.schemas.errors import RequestCancelledError
 from specbatch.schemas.numeric_class import Serves, all_keys

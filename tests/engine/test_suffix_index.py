@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specbatch.pipeline.engines.contract import Match
-from specbatch.pipeline.engines.exact.proposers.suffix_index import (
+from specbatch.pipeline.engines.proposers.suffix_index import (
     _HEADER,
     _KIND,
     LONGEST_CONTEXT,

@@ -12,7 +12,7 @@ from engine.simulating import Clock, ModelSource, Simulation, Source, clock, dep
 from engine.test_observing import Recorder
 
 from specbatch.pipeline.engines.contract import Cohort, Request
-from specbatch.pipeline.engines.exact.service import EngineService
+from specbatch.pipeline.engines.service import EngineService
 from specbatch.schemas.draft_switches import (
     ALL_ON,
     DraftSwitch,

@@ -17,7 +17,7 @@ import torch
 from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.model.loader import load_model
 from specbatch.pipeline.engines.models.model_folder import inspect_model
-from specbatch.pipeline.engines.exact.proposers.ngram import NgramProposer
+from specbatch.pipeline.engines.proposers.ngram import NgramProposer
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
 from specbatch.pipeline.engines.contract import Request
 from specbatch.schemas.records import SamplingParams

@@ -15,7 +15,8 @@ from specbatch.pipeline.engines.contract import Completion, Request
 from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.model.loader import load_model
 from specbatch.pipeline.engines.exact.recheck import Rechecker
-from specbatch.pipeline.engines.exact.state.accounting import (
+from specbatch.pipeline.engines.models.model_folder import inspect_model
+from specbatch.pipeline.engines.state.accounting import (
     DRAFT,
     OVERHEAD,
     PADDING,
@@ -26,8 +27,7 @@ from specbatch.pipeline.engines.exact.state.accounting import (
     TimeBook,
     spread,
 )
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
-from specbatch.pipeline.engines.models.model_folder import inspect_model
+from specbatch.pipeline.engines.state.sequence import Sequence
 from specbatch.schemas.provenance import NO_TICKS, TICKS_PER_SEC, Ticks
 from specbatch.schemas.records import FinishReason, Origin, SamplingParams
 from support.engines import loaded

@@ -21,7 +21,7 @@ from engine.decoding import (
 from specbatch.kernels.verify import reference
 from specbatch.pipeline.engines.contract import Completion, Request
 from specbatch.pipeline.engines.exact.sampling.sampling import Columns, top_rows
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.state.sequence import Sequence
 from specbatch.schemas.records import FinishReason, SamplingParams
 from support.grids import pairwise
 from support.models import TinyPair

@@ -20,15 +20,15 @@ from scipy import stats
 from specbatch.kernels.decoder.contract import DecoderBatch
 from specbatch.kernels.verify.reference import process
 from specbatch.pipeline.engines.contract import Completion, Request
+from specbatch.pipeline.engines.exact.draft_model import DraftModelProposer
 from specbatch.pipeline.engines.exact.model.batch import Chunk
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
-from specbatch.pipeline.engines.exact.proposers.block import BlockProposer
-from specbatch.pipeline.engines.exact.proposers.draft_model import DraftModelProposer
-from specbatch.pipeline.engines.exact.proposers.guarded import GuardedProposer
-from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.sampling.sampling import sampling_rows
-from specbatch.pipeline.engines.exact.state.kv_blocks import KvState
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.proposers.block import BlockProposer
+from specbatch.pipeline.engines.proposers.guarded import GuardedProposer
+from specbatch.pipeline.engines.proposers.proposer import Proposer
+from specbatch.pipeline.engines.state.kv_blocks import KvState
+from specbatch.pipeline.engines.state.sequence import Sequence
 from specbatch.schemas.records import SamplingParams, Verification
 from support.engines import loaded
 from support.models import TinyPair, tiny_llama

@@ -11,8 +11,8 @@ from specbatch.kernels.drafting import cpu, reference
 from specbatch.kernels.verify.contract import SamplingRows
 from specbatch.pipeline.engines.exact.model.batch import Chunk, build_batch
 from specbatch.pipeline.engines.exact.model.loader import load_model
-from specbatch.pipeline.engines.exact.state.kv_blocks import BlockManager, KvState
 from specbatch.pipeline.engines.models.model_folder import inspect_model
+from specbatch.pipeline.engines.state.kv_blocks import BlockManager, KvState
 from support.demo import DRAFT
 from support.grids import pairwise
 

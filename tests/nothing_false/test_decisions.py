@@ -12,8 +12,8 @@ from collections.abc import Sequence as Seq
 import pytest
 from engine.routed import FakeModel, Simulation
 
-from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.proposers.proposer import Proposer
+from specbatch.pipeline.engines.state.sequence import Sequence
 from specbatch.schemas.speculation import Decision, DecisionAction
 
 DRAFT_MODEL, HISTORY = "draft-model", "history"

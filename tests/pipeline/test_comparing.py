@@ -153,6 +153,17 @@ def test_what_decides_outputs_is_compared_and_nothing_else() -> None:
     assert spec_differences(JOB, JOB) == {}
 
 
+def test_own_speculation_of_vllm_decides_outputs_and_a_draft_model_does_not() -> None:
+    head = {"kind": "eagle3", "model": "o/head"}
+    of_head, of_suffixes, of_text = (
+        replace(JOB, spec={**JOB.spec, "proposer": proposer})
+        for proposer in (head, {"kind": "suffix", "model": None}, "o/draft")
+    )
+    assert spec_differences(of_head, of_suffixes) == {"proposer": ("eagle3:o/head", "suffix")}
+    assert spec_differences(of_head, of_text) == {"proposer": ("eagle3:o/head", None)}
+    assert spec_differences(JOB, of_text) == {}
+
+
 def test_policies_that_differ_are_named_without_what_they_look_for() -> None:
     policies = [
         {"use": "patterns", "patterns": {"secret": word}, "verdict": "block"} for word in "ab"

@@ -21,7 +21,7 @@ from ledger.builders import (
     position,
 )
 
-from specbatch.pipeline.engines.exact.proposers.history import History
+from specbatch.pipeline.engines.proposers.history import History
 from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.stages.drafting import Drafting, uses_history

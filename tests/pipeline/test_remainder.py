@@ -18,7 +18,7 @@ from conftest import S3
 from ledger.builders import Clock
 
 from specbatch.jobs.chaos.stand_in import StandInEngine
-from specbatch.pipeline.engines.exact.state.accounting import OVERHEAD
+from specbatch.pipeline.engines.state.accounting import OVERHEAD
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.operations.spec_input import build_spec
 from specbatch.pipeline.outputs.outputs import read_manifest, read_output

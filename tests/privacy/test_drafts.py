@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 from ledger.builders import new_job
 
-from specbatch.pipeline.engines.exact.proposers.history import History
+from specbatch.pipeline.engines.proposers.history import History
 from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.pipeline.stages.refill import Refills, refilled
 from specbatch.pipeline.stages.requests import requests_of

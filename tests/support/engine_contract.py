@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from specbatch.pipeline.engines.contract import Cohort, Completion, Request
-from specbatch.pipeline.engines.exact.service import EngineService, SteppingEngine
+from specbatch.pipeline.engines.service import EngineService, SteppingEngine
 from specbatch.schemas.errors import RequestCancelledError
 from specbatch.schemas.provenance import NO_TICKS, Ticks
 from specbatch.schemas.records import FinishReason, Origin, SamplingParams

@@ -23,8 +23,8 @@ from vllm_engine.test_engine import (
 )
 
 from specbatch.pipeline.engines.contract import Completion
-from specbatch.pipeline.engines.exact.proposers.history import History
-from specbatch.pipeline.engines.exact.service import EngineService
+from specbatch.pipeline.engines.proposers.history import History
+from specbatch.pipeline.engines.service import EngineService
 from specbatch.pipeline.engines.vllm.core import Core, Emitted
 from specbatch.pipeline.engines.vllm.engine import PASSED_OVER, VllmEngine
 from specbatch.schemas.errors import EngineError

@@ -12,7 +12,7 @@ import pytest
 from vllm_engine.fake_core import CONTEXT, VOCABULARY, FakeCore, output_of
 
 from specbatch.pipeline.engines.contract import Completion, Request
-from specbatch.pipeline.engines.exact.service import EngineService, made
+from specbatch.pipeline.engines.service import EngineService, made
 from specbatch.pipeline.engines.vllm.engine import PASSED_OVER, VllmEngine
 from specbatch.pipeline.engines.vllm.probe import Verdict
 from specbatch.schemas.draft_switches import (

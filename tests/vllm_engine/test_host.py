@@ -24,6 +24,7 @@ from specbatch.schemas.errors import (
     DeviceLostError,
     MissingExtraError,
     ModelChangedError,
+    ModelError,
     RequestCancelledError,
     UsageError,
 )
@@ -73,6 +74,22 @@ def test_it_serves_fast_jobs_with_the_models_own_weights(here: VllmHost) -> None
     assert serves.fingerprint == MODEL.fingerprint
     assert serves.works_on("one")
     assert not serves.works_on("another")
+
+
+def test_it_serves_jobs_that_ask_for_its_own_speculation(here: VllmHost) -> None:
+    draft = str(MODEL.path.parent / "draft")
+    made = HostOptions(own_speculation={"method": "draft_model", "model": draft})
+    serves = VllmHost(MODEL, made).serves()
+    name = serves.class_of("float32/fast/as-is")
+    assert serves.class_of(f"float32/fast/as-is/draft_model:{draft}") == name is not None
+    assert serves.class_of("float32/fast/as-is/suffix") is None
+    assert here.serves().class_of(f"float32/fast/as-is/draft_model:{draft}") is None
+    assert name not in here.serves().names, "vLLM's bits depend on what it drafts"
+
+
+def test_what_own_speculation_needs_is_checked_before_any_job(here: VllmHost) -> None:  # noqa: ARG001 - vLLM seems to be here
+    with pytest.raises(ModelError, match="kind mtp needs a verifier"):
+        VllmHost(MODEL, HostOptions(own_speculation={"method": "mtp"}))
 
 
 def test_classes_differ_by_what_may_change_a_token(

@@ -34,6 +34,36 @@ def test_what_a_core_drafts_itself_does_not_count_as_the_truth_without_drafts() 
     assert verdict_on(core) == Verdict(False, False, False, False)
 
 
+class Trusting(FakeCore):
+    """It verifies what it is given, and takes its own drafts as they are."""
+
+    given: frozenset[str] = frozenset()
+
+    def draft(self, drafts: Mapping[str, list[int]]) -> None:
+        super().draft(drafts)
+        self.given = frozenset(drafts)
+
+    def step(self) -> list[Emitted]:
+        emitted = super().step()
+        self.given = frozenset()
+        return emitted
+
+    def _token(self, running: Running, drafted: bool) -> int:
+        trusted = drafted and running.work.request_id not in self.given
+        return 3 if trusted else super()._token(running, drafted)
+
+
+def test_drafts_that_a_core_makes_itself_are_tried_too() -> None:
+    core = Trusting(sequences=8)
+    core.own = []
+    found = probe(core, VOCABULARY, "float32", 4, drafts_itself=True)
+    assert found == Verdict(False, False, False, False)
+    assert "drafts of its own changed outputs: row 0, token 1" in found.in_words
+    sound = FakeCore(sequences=8)
+    sound.own = []
+    assert probe(sound, VOCABULARY, "float32", 4, drafts_itself=True).faults == ()
+
+
 def test_a_core_that_fails_mixed_batches_keeps_them_apart() -> None:
     found = verdict_on(FakeCore(sequences=8, faulty="mixed"))
     assert found == Verdict(True, False, True, True)

@@ -26,8 +26,9 @@ class Words:
     def takes(self, schema: Schema) -> str:
         """`integer from 0 to 32, or null`."""
         schema = self.resolved(schema)
-        if "anyOf" in schema:
-            return " or ".join(self.takes(part) for part in schema["anyOf"])
+        for one_of in ("anyOf", "oneOf"):
+            if one_of in schema:
+                return " or ".join(self.takes(part) for part in schema[one_of])
         if "const" in schema:
             return code(schema["const"])
         if "enum" in schema:

@@ -19,27 +19,27 @@ from specbatch.pipeline.engines.clock import now
 from specbatch.pipeline.engines.contract import Completion, EngineStats, Request, Wanted
 from specbatch.pipeline.engines.exact.model.batch import Chunk, to_host
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
-from specbatch.pipeline.engines.exact.observing import Observer, Watch
-from specbatch.pipeline.engines.exact.proposers.block import BlockProposer
-from specbatch.pipeline.engines.exact.proposers.guarded import GuardedProposer
-from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.recheck import Rechecker
 from specbatch.pipeline.engines.exact.sampling.sampler import choose_sampler
 from specbatch.pipeline.engines.exact.sampling.sampling import LastColumns
 from specbatch.pipeline.engines.exact.sampling.verification import MostLikely, verify
-from specbatch.pipeline.engines.exact.speculation.drift import EVERY_STEPS
-from specbatch.pipeline.engines.exact.speculation.speculator import Speculator
-from specbatch.pipeline.engines.exact.state.recovery import (
+from specbatch.pipeline.engines.exact.scheduler import Scheduler
+from specbatch.pipeline.engines.observing import Observer, Watch
+from specbatch.pipeline.engines.proposers.block import BlockProposer
+from specbatch.pipeline.engines.proposers.guarded import GuardedProposer
+from specbatch.pipeline.engines.proposers.proposer import Proposer
+from specbatch.pipeline.engines.speculation.drift import EVERY_STEPS
+from specbatch.pipeline.engines.speculation.speculator import Speculator
+from specbatch.pipeline.engines.state.recovery import (
     Fault,
     TokenBudget,
     fault_of,
     isolate,
     with_type,
 )
-from specbatch.pipeline.engines.exact.state.scheduler import Planned, Scheduler
-from specbatch.pipeline.engines.exact.state.sequence import Sequence, stop_ids_of
-from specbatch.pipeline.engines.exact.state.step import Draft, Step
-from specbatch.pipeline.engines.exact.state.step_accounts import StepAccounts
+from specbatch.pipeline.engines.state.sequence import Sequence, stop_ids_of
+from specbatch.pipeline.engines.state.step import Draft, Planned, Step
+from specbatch.pipeline.engines.state.step_accounts import StepAccounts
 from specbatch.pipeline.policy import tuning
 from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge

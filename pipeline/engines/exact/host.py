@@ -13,6 +13,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from specbatch.pipeline.engines.contract import EngineStats, ModelFolder, Wanted
+from specbatch.pipeline.engines.exact.draft_model import (
+    MAX_PASS_TOKENS,
+    DraftModelProposer,
+)
 from specbatch.pipeline.engines.exact.engine import Engine
 from specbatch.pipeline.engines.exact.model.device import DeviceOptions, capture_for
 from specbatch.pipeline.engines.exact.model.loaded_model import LoadedModel
@@ -30,22 +34,18 @@ from specbatch.pipeline.engines.exact.model.numeric_class import check_class, se
 from specbatch.pipeline.engines.exact.model.quantised import check_weights
 from specbatch.pipeline.engines.exact.model.runner import Decoder, ModelRunner
 from specbatch.pipeline.engines.exact.model.torch_decoder import TorchDecoder
-from specbatch.pipeline.engines.exact.observing import Observer
-from specbatch.pipeline.engines.exact.proposers.block import BlockProposer
-from specbatch.pipeline.engines.exact.proposers.draft_model import (
-    MAX_PASS_TOKENS,
-    DraftModelProposer,
-)
-from specbatch.pipeline.engines.exact.proposers.grammar import GrammarProposer
-from specbatch.pipeline.engines.exact.proposers.history import HistoryProposer
-from specbatch.pipeline.engines.exact.proposers.ngram import NgramProposer
-from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
 from specbatch.pipeline.engines.exact.recheck import Rechecker
-from specbatch.pipeline.engines.exact.service import EngineService
-from specbatch.pipeline.engines.exact.speculation.drift import EVERY_STEPS
 from specbatch.pipeline.engines.models.draft_names import DRAFT_MODEL, draft_names, pins_of
 from specbatch.pipeline.engines.models.fingerprint import fingerprint_of, unchanged
 from specbatch.pipeline.engines.models.model_folder import LoadedModels, check_pair, inspect_folder
+from specbatch.pipeline.engines.observing import Observer
+from specbatch.pipeline.engines.proposers.block import BlockProposer
+from specbatch.pipeline.engines.proposers.grammar import GrammarProposer
+from specbatch.pipeline.engines.proposers.history import HistoryProposer
+from specbatch.pipeline.engines.proposers.ngram import NgramProposer
+from specbatch.pipeline.engines.proposers.proposer import Proposer
+from specbatch.pipeline.engines.service import EngineService
+from specbatch.pipeline.engines.speculation.drift import EVERY_STEPS
 from specbatch.pipeline.policy.knowledge import Knowledge, KnowledgeKeeper
 from specbatch.schemas.draft_switches import ALL_ON, DraftSwitches
 from specbatch.schemas.errors import (

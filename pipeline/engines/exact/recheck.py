@@ -11,7 +11,6 @@ as depth 0 decides, it would cost a tenth.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,11 +23,11 @@ from specbatch.pipeline.engines.exact.model.batch import Chunk
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
 from specbatch.pipeline.engines.exact.sampling.sampler import choose_sampler
 from specbatch.pipeline.engines.exact.sampling.sampling import sampling_rows
-from specbatch.pipeline.engines.exact.state.kv_blocks import KvState
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.recheck_sample import ONE_IN, is_chosen
+from specbatch.pipeline.engines.state.kv_blocks import KvState
+from specbatch.pipeline.engines.state.sequence import Sequence
 from specbatch.schemas.records import Recheck, Verification
 
-ONE_IN = 64
 _PIECE_TOKENS = 256  # rows of logits held at a time
 
 
@@ -102,14 +101,6 @@ class Rechecker:
                 if token != output[first + row]
             ]
         return found
-
-
-def is_chosen(request: Request, one_in: int = ONE_IN) -> bool:
-    """A pure function of the request's id: a retry rechecks the same completions."""
-    if request.decided_ids:  # not all of its output is this engine's
-        return False
-    digest = hashlib.sha256(request.request_id.encode()).digest()
-    return int.from_bytes(digest[:8], "big") % one_in == 0
 
 
 def _difference(

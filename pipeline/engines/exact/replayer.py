@@ -13,7 +13,7 @@ from specbatch.pipeline.engines.contract import Completion, ModelFolder, Request
 from specbatch.pipeline.engines.exact.host import EngineHost
 from specbatch.pipeline.engines.exact.model.device import DeviceOptions
 from specbatch.pipeline.engines.exact.recheck import Difference, Rechecker
-from specbatch.pipeline.engines.exact.state.sequence import Sequence, stop_ids_of
+from specbatch.pipeline.engines.state.sequence import Sequence, stop_ids_of
 from specbatch.schemas.records import FinishReason, Verification
 from specbatch.schemas.spec import EngineSpec
 

@@ -16,11 +16,14 @@ from specbatch.schemas.spec import JobSpec
 def check_models(
     models: Callable[[str], ModelFolder], spec: JobSpec
 ) -> tuple[ModelFolder, ModelFolder | None]:
-    """The job's verifier and its proposer, if it names one. Raises `ModelError`."""
+    """The job's verifier and its draft model, if it names one. Raises `ModelError`.
+
+    What vLLM drafts with itself is checked where vLLM is.
+    """
     verifier = models(spec.verifier)
     if spec.engine.exactness == "bitwise":
         check_architecture(verifier, may_be_vllm=True)  # no engine but ours gives that
-    proposer = models(spec.proposer) if spec.proposer else None
+    proposer = models(spec.draft_model) if spec.draft_model else None
     if proposer is not None:
         check_pair(verifier, proposer)
     return verifier, proposer

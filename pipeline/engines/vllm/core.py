@@ -181,6 +181,7 @@ class Core:
             if "Free memory" in str(error):  # another process has it, perhaps not for long
                 raise NoEngineError(f"vLLM cannot load model `{options.model}`: {error}") from error
             raise ModelError(f"vLLM cannot serve model `{options.model}`: {error}") from error
+        self._check_method()
         self._core: Any = self._engine.engine_core
         self._scheduler: Any = self._core.engine_core.scheduler
         self._verified: Mapping[str, Seq[int]] = {}  # the step's draft tokens, by inner id
@@ -193,6 +194,21 @@ class Core:
         self._numbers = count()
         self._inner: dict[str, str] = {}  # vLLM's id of a request, by ours
         self._works: dict[str, Work] = {}  # by vLLM's id
+
+    def _check_method(self) -> None:
+        """vLLM takes a draft model for another kind by words in its name: then its drafts would be
+        of another kind than is recorded, or of one that is refused. Raises `ModelError`."""
+        named = self.options.own_speculation.get("method") if self.options.max_depth else None
+        if named is None:
+            return
+        found = self._engine.vllm_config.speculative_config.method
+        if found != named and not (found == "mtp" and named.endswith("_mtp")):
+            model = self.options.own_speculation.get("model")
+            self._engine.engine_core.shutdown()
+            raise ModelError(
+                f"vLLM takes `{model}` for {found} by its name, and it was named as {named}: name "
+                "it by its kind, or give its folder another name"
+            )
 
     def _noting(self, schedule: Callable[..., Any]) -> Callable[..., Any]:
         """The core's own scheduling, which alone knows how much of a draft found room."""

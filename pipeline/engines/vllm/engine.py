@@ -23,20 +23,19 @@ from specbatch.pipeline.engines.contract import (
     Request,
     Wanted,
 )
-from specbatch.pipeline.engines.exact.observing import Observer, Watch
-from specbatch.pipeline.engines.exact.proposers.block import BlockProposer
-from specbatch.pipeline.engines.exact.proposers.grammar import GrammarProposer
-from specbatch.pipeline.engines.exact.proposers.guarded import GuardedProposer
-from specbatch.pipeline.engines.exact.proposers.history import HistoryProposer
-from specbatch.pipeline.engines.exact.proposers.ngram import NgramProposer
-from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
-from specbatch.pipeline.engines.exact.recheck import ONE_IN, is_chosen
-from specbatch.pipeline.engines.exact.speculation.speculator import Speculator
-from specbatch.pipeline.engines.exact.state.recovery import with_type
-from specbatch.pipeline.engines.exact.state.scheduler import Planned
-from specbatch.pipeline.engines.exact.state.sequence import Sequence, stop_ids_of
-from specbatch.pipeline.engines.exact.state.step import NO_DRAFT, Draft, DraftPlan, Step
-from specbatch.pipeline.engines.exact.state.step_accounts import StepAccounts
+from specbatch.pipeline.engines.observing import Observer, Watch
+from specbatch.pipeline.engines.proposers.block import BlockProposer
+from specbatch.pipeline.engines.proposers.grammar import GrammarProposer
+from specbatch.pipeline.engines.proposers.guarded import GuardedProposer
+from specbatch.pipeline.engines.proposers.history import HistoryProposer
+from specbatch.pipeline.engines.proposers.ngram import NgramProposer
+from specbatch.pipeline.engines.proposers.proposer import Proposer
+from specbatch.pipeline.engines.recheck_sample import ONE_IN, is_chosen
+from specbatch.pipeline.engines.speculation.speculator import Speculator
+from specbatch.pipeline.engines.state.recovery import with_type
+from specbatch.pipeline.engines.state.sequence import Sequence, stop_ids_of
+from specbatch.pipeline.engines.state.step import NO_DRAFT, Draft, DraftPlan, Planned, Step
+from specbatch.pipeline.engines.state.step_accounts import StepAccounts
 from specbatch.pipeline.engines.vllm.core import Core, Emitted, Work
 from specbatch.pipeline.engines.vllm.parameters import (
     is_plainly_greedy,

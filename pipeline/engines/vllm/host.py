@@ -18,14 +18,15 @@ from typing import Any
 import torch
 
 from specbatch.pipeline.engines.contract import EngineStats, ModelFolder, Wanted
-from specbatch.pipeline.engines.exact.model.loader import choose_dtype
-from specbatch.pipeline.engines.exact.observing import Observer
-from specbatch.pipeline.engines.exact.recheck import ONE_IN
-from specbatch.pipeline.engines.exact.service import EngineService, made
+from specbatch.pipeline.engines.models.dtypes import choose_dtype
 from specbatch.pipeline.engines.models.fingerprint import snapshot_of, unchanged
 from specbatch.pipeline.engines.models.model_folder import LoadedModels
+from specbatch.pipeline.engines.observing import Observer
+from specbatch.pipeline.engines.recheck_sample import ONE_IN
+from specbatch.pipeline.engines.service import EngineService, made
 from specbatch.pipeline.engines.vllm.core import Core, CoreOptions, check_options, vllm_version
 from specbatch.pipeline.engines.vllm.engine import VllmEngine
+from specbatch.pipeline.engines.vllm.own_speculation import check_needs, names_of
 from specbatch.pipeline.engines.vllm.parameters import check_given
 from specbatch.pipeline.engines.vllm.probe import probe
 from specbatch.pipeline.policy import tuning
@@ -39,7 +40,7 @@ from specbatch.schemas.errors import (
     UsageError,
 )
 from specbatch.schemas.fingerprint import short_digest
-from specbatch.schemas.numeric_class import DTYPES, Serves, digested, engine_key
+from specbatch.schemas.numeric_class import DTYPES, Serves, digested, engine_key, key_with
 from specbatch.schemas.registry import NO_MODELS
 from specbatch.schemas.spec import NO_DRAFT_MODEL, EngineSpec, SpeculationSpec
 
@@ -83,9 +84,11 @@ class VllmHost:
         on_wanted: Callable[[Wanted], None] | None = None,
         observer: Observer | None = None,
     ) -> None:
-        """Raises `MissingExtraError` without a vLLM that is supported, and `UsageError` for options
-        that it does not have. Imports vLLM, and loads no model."""
+        """Raises `MissingExtraError` without a vLLM that is supported or a package that its own
+        speculation needs, `ModelError` for a model that cannot be drafted for so, and `UsageError`
+        for options that vLLM does not have. Imports vLLM, and loads no model."""
         self._version, self._transformers = vllm_version(), version("transformers")
+        check_needs(options.own_speculation, verifier)
         check_options(options.device, options.more)
         self._options = options
         self._models = LoadedModels(verifier)
@@ -116,7 +119,9 @@ class VllmHost:
                 continue  # vLLM has one engine in a process
             name, of_class = self._class_of(dtype)
             facts[name] = of_class
-            classes[engine_key(asked, "fast", "as-is")] = name
+            key = engine_key(asked, "fast", "as-is")
+            for own in ("", *names_of(self._options.own_speculation)):
+                classes[key_with(key, own)] = name
         served = Serves.of(self.model.ref, classes, facts)
         served = replace(served, only_job=self._options.only_job, probe=self._probe_in_words())
         with self._naming:
@@ -216,7 +221,10 @@ class VllmHost:
         knowledge = (self._store and self._store.load(self._about(dtype))) or Knowledge()
         self._running.engine = VllmEngine(
             partial(self._make_core, folder, dtype),
-            lambda core: probe(core, folder.vocab_size, dtype, options.max_depth),
+            lambda core: probe(
+                *(core, folder.vocab_size, dtype, options.max_depth),
+                drafts_itself=bool(options.own_speculation),
+            ),
             folder.vocab_size,
             eos_ids_of(folder),
             options.max_sequences,

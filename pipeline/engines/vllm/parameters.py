@@ -1,9 +1,6 @@
-"""Which options and sampling parameters vLLM takes, and which only without speculation."""
+"""Which engine options and sampling parameters vLLM takes, and which only without speculation."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
 
 from specbatch.pipeline.engines.contract import Request
 from specbatch.schemas.errors import UsageError
@@ -12,44 +9,6 @@ from specbatch.schemas.spec import EngineSpec
 
 MOST_TOP_LOGPROBS = 20  # `max_logprobs` of vLLM, unless it is configured otherwise
 COLDEST, HOTTEST = 0.01, 2.0  # it would take another temperature below, and refuses those above
-SPECULATION = "speculative_config"
-REFUSED_SPECULATION = (
-    # vLLM cannot verify other drafts than those that such a method made itself.
-    *(("method", name) for name in ("custom_class", "dflash", "dspark", "extract_hidden_states")),
-    # It would test drafts by what its own proposer drew them from, or not at all. Ours may replace
-    # them, so that would be the wrong distribution.
-    ("draft_sample_method", "probabilistic"),
-    ("rejection_sample_method", "synthetic"),
-)
-
-
-def own_speculation(options: Mapping[str, Any], max_depth: int) -> tuple[dict[str, Any], int]:
-    """vLLM's own speculation among its engine options, without its depth; and that depth.
-
-    Empty, and `max_depth`, where the user configured none. Raises `UsageError`.
-    """
-    if options.get("pipeline_parallel_size", 1) != 1 and (max_depth or SPECULATION in options):
-        raise UsageError(
-            "SPECBATCH_VLLM_OPTIONS: pipeline_parallel_size needs a core without drafts: set "
-            f"SPECBATCH_VLLM_MAX_DEPTH=0, and leave {SPECULATION} out"
-        )
-    if SPECULATION not in options:
-        return {}, max_depth
-    given = options[SPECULATION]
-    if not isinstance(given, Mapping) or not isinstance(given.get("method"), str):
-        raise UsageError(
-            f"SPECBATCH_VLLM_OPTIONS: {SPECULATION} names no method: write "
-            '{"method": "eagle3", "model": …, "num_speculative_tokens": 3}'
-        )
-    for name, value in REFUSED_SPECULATION:
-        if given.get(name) == value:
-            raise UsageError(f"SPECBATCH_VLLM_OPTIONS: {SPECULATION} cannot have {name} {value}")
-    depth = given.get("num_speculative_tokens", max_depth)
-    if not isinstance(depth, int) or depth < 1:
-        raise UsageError(
-            f"SPECBATCH_VLLM_OPTIONS: num_speculative_tokens is {depth!r}: write a number from 1"
-        )
-    return {name: value for name, value in given.items() if name != "num_speculative_tokens"}, depth
 
 
 def check_given(spec: EngineSpec) -> None:

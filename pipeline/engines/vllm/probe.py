@@ -44,6 +44,8 @@ class Steps(Protocol):
 
     def draft(self, drafts: Mapping[str, list[int]]) -> None: ...
 
+    def own_draft(self, request_id: str) -> Seq[int]: ...
+
     def step(self) -> list[Emitted]: ...
 
     def computed(self, request_id: str) -> int | None: ...
@@ -82,8 +84,18 @@ class Verdict:
         return f"{', and '.join(kept)}: {'; '.join(self.faults)}"
 
 
-def probe(core: Steps, vocab_size: int, dtype: str, max_depth: int, seed: int = 0) -> Verdict:
-    """Decide some hundred tokens of random prompts; takes a few seconds."""
+def probe(
+    core: Steps,
+    vocab_size: int,
+    dtype: str,
+    max_depth: int,
+    seed: int = 0,
+    drafts_itself: bool = False,
+) -> Verdict:
+    """Decide some hundred tokens of random prompts; takes a few seconds.
+
+    `drafts_itself`: the core has vLLM's own speculation, whose drafts are tried as well.
+    """
     trial = _Trial(core, vocab_size, NEAR_TIE[dtype], seed)
     plain = SamplingParams(max_tokens=NEW_TOKENS, top_logprobs=2, ignore_eos=True)
     penalised = SamplingParams(
@@ -107,6 +119,8 @@ def probe(core: Steps, vocab_size: int, dtype: str, max_depth: int, seed: int = 
                     faults.append(f"right drafts of {depth} were never accepted{under}")
                 elif not right and trial.steps < plain_steps:
                     faults.append(f"other drafts than the given ones were accepted{under}")
+    if drafts_itself:
+        faults += _faults_of_own(trial, plain)
     truth, depth = trial.run(plain), min(4, max_depth)
     plain_steps = trial.steps
     found = trial.run(cold, truth, depth)
@@ -130,6 +144,14 @@ def probe(core: Steps, vocab_size: int, dtype: str, max_depth: int, seed: int = 
     )
     (log.warning if verdict.faults else log.info)("probe of vLLM: %s", verdict.in_words)
     return verdict
+
+
+def _faults_of_own(trial: _Trial, params: SamplingParams) -> Iterator[str]:
+    """Its own drafts may be wrong, and then none of them is accepted."""
+    truth = trial.run(params)
+    found = trial.run(params, own=True)
+    if fault := trial.difference(truth, found):
+        yield f"drafts of its own changed outputs: {fault}"
 
 
 def _faults_under_grammar(trial: _Trial, params: SamplingParams, max_depth: int) -> Iterator[str]:
@@ -199,11 +221,13 @@ class _Trial:
         right: bool = True,
         company: bool = False,
         formed: bool = False,
+        own: bool = False,
     ) -> list[_Output]:
         """Greedy outputs, drafted from `truth` where a depth is given; beside sampled requests, or
         half of them `formed` by a grammar.
 
-        At depth 0 what the core may have drafted itself is taken back.
+        At depth 0 what the core may have drafted itself is taken back, unless its `own` drafts are
+        to be verified.
         """
         self._runs, self.steps = self._runs + 1, 0
         names = {f"probe-{self._runs}-{i}": i for i in range(PROMPTS)}
@@ -217,7 +241,8 @@ class _Trial:
             nothing: dict[str, list[int]] = {
                 name: [] for name in beside if self._core.computed(name) is not None
             }
-            self._core.draft(nothing | self._drafts(names, outputs, truth, depth, right))
+            if not own:
+                self._core.draft(nothing | self._drafts(names, outputs, truth, depth, right))
             self.steps += 1
             for event in self._core.step():
                 if event.request_id in names:

@@ -2,8 +2,11 @@
 
 A core that is configured with one drafts in each of its steps, for the next. Those drafts lie with
 its requests and are offered here beside those of blocks, history and n-grams. So the same policy
-decides which of them are verified and how far, and the same accounts name them. Making them is part
-of vLLM's step and has no price of its own.
+decides which of them are verified and how far, and the same accounts name them.
+
+Known are the tokens that were drafted, and how many of them a step verified and kept. Not known are
+the time that drafting took, as it is part of vLLM's step, and the probabilities that drafts were
+drawn from: they have no price of their own, and no ratio test can use them.
 """
 
 from __future__ import annotations
@@ -11,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
-from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
 from specbatch.pipeline.engines.models.draft_names import DRAFT_MODEL
+from specbatch.pipeline.engines.proposers.proposer import Proposer
+from specbatch.pipeline.engines.state.sequence import Sequence
 
 
 class CoreProposer(Proposer):

@@ -24,7 +24,6 @@ from specbatch.schemas.numeric_class import (
     Change,
     Pinned,
     Serves,
-    all_keys,
     key_of_spec,
     preferred,
 )
@@ -77,9 +76,10 @@ def served(serves: Serves | None, table: Any = Job) -> list[ColumnElement[bool]]
         (table.proposer_fingerprint, serves.drafts),
     )
     own = [] if serves.only_job is None else [table.job_id == serves.only_job]
-    keys = {key for key, _ in serves.classes}
-    if not keys.issuperset(all_keys()):  # a job without a class must ask for one that is here
-        own.append(or_(table.numeric_class.is_not(None), _key(table).in_(sorted(keys))))
+    keys = sorted(
+        {key for key, _ in serves.classes}
+    )  # without a class it must ask for one of these
+    own.append(or_(table.numeric_class.is_not(None), _key(table).in_(keys)))
     return [*own, *(or_(col.is_(None), col.in_(values)) for col, values in served_values)]
 
 
@@ -90,7 +90,10 @@ def _key(table: Any) -> ColumnElement[str]:
         return func.coalesce(table.spec[("engine", name)].as_string(), default)
 
     dtype, exactness = option("dtype", "auto"), option("exactness", "bitwise")
-    return dtype + "/" + exactness + "/" + option("verifier_weights", "as-is")
+    kind = table.spec[("proposer", "kind")].as_string()  # null where the proposer is a text
+    model = func.coalesce(":" + table.spec[("proposer", "model")].as_string(), "")
+    speculation = func.coalesce("/" + kind + model, "")
+    return dtype + "/" + exactness + "/" + option("verifier_weights", "as-is") + speculation
 
 
 def job_is_served(job_id: Any, serves: Serves | None) -> list[ColumnElement[bool]]:

@@ -28,8 +28,8 @@ from vllm_engine.inside import forms
 
 from specbatch.jobs.demo import __file__ as demo
 from specbatch.pipeline.engines.contract import Cohort, Completion, Request
-from specbatch.pipeline.engines.exact.service import SteppingEngine
 from specbatch.pipeline.engines.models.model_folder import inspect_folder
+from specbatch.pipeline.engines.service import SteppingEngine
 from specbatch.pipeline.engines.vllm.core import Core, CoreOptions, Work, check_options
 from specbatch.pipeline.engines.vllm.engine import VllmEngine
 from specbatch.pipeline.engines.vllm.probe import Verdict, probe
@@ -488,6 +488,39 @@ def test_an_architecture_that_engine_exact_does_not_run(job: list[str], tmp_path
     done = run(job, tmp_path)
     assert done.returncode == 0, done.stderr
     assert pyarrow.dataset.dataset(tmp_path / "out" / "data").count_rows() > 0
+
+
+def outputs_of(folder: Path) -> dict[str, list[int]]:
+    rows = pyarrow.dataset.dataset(folder / "data").to_table(["id", "token_ids"]).to_pylist()
+    return {row["id"]: row["token_ids"] for row in rows}
+
+
+def test_a_job_whose_proposer_is_a_draft_model_of_vllms_own(job: list[str], tmp_path: Path) -> None:
+    """Its outputs are those without drafts, and the ledger has what was accepted of its drafts."""
+    plain = run([*job[:-1], str(tmp_path / "plain"), "--depth", "off"], tmp_path)
+    assert plain.returncode == 0, plain.stderr
+    own = json.dumps({"kind": "draft_model", "model": str(DEMO / "models" / "draft")})
+    job[job.index("one")] = "two"
+    asked = [*job, "--proposer", own, "--sources", "draft-model"]
+    refused = run([*asked, "--engine", "exact"], tmp_path)
+    assert refused.returncode == 2
+    assert "engine exact does not have: verify with engine vllm" in refused.stderr
+    done = run([*asked, "--depth", "4"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert outputs_of(tmp_path / "out") == outputs_of(tmp_path / "plain")
+    table = tmp_path / "tokens.parquet"
+    exported = run(
+        [str(BIN / "specbatch"), *("export", "latest", "--what", "tokens", "--to", str(table))],
+        tmp_path,
+    )
+    assert exported.returncode == 0, exported.stderr
+    tokens = pyarrow.dataset.dataset(table).to_table().to_pylist()
+    drafted = [t for t in tokens if t["proposer"] is not None]
+    assert {t["proposer"] for t in drafted} == {"draft-model@draft_model"}
+    kept = sum(t["origin"] == "accepted" for t in tokens)
+    assert 0 < kept < len(tokens)
+    shown = run([str(BIN / "specbatch"), "show", "latest"], tmp_path)
+    assert "proposer: draft_model:" in shown.stdout
 
 
 UNSUPPORTED = {"type": "array", "uniqueItems": True}

@@ -12,7 +12,7 @@ from torch import Tensor
 from specbatch.kernels.decoder.contract import DecoderBatch
 from specbatch.kernels.paged_attention.contract import RaggedBatch, to_device
 from specbatch.kernels.verify.contract import Verdict
-from specbatch.pipeline.engines.exact.state.kv_blocks import TRASH_BLOCK, KvState
+from specbatch.pipeline.engines.state.kv_blocks import TRASH_BLOCK, KvState
 
 
 class Chunk(NamedTuple):

@@ -8,12 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from specbatch.kernels.native import (
-    InstructionSetError,
-    NativeUnavailableError,
-    library,
-    processor_name,
-)
+from specbatch.kernels.native import processor_name
+from specbatch.pipeline.engines.models.dtypes import native_level
 from specbatch.schemas.errors import UsageError
 
 if TYPE_CHECKING:  # recording needs Triton, which only a GPU does
@@ -59,16 +55,6 @@ class DeviceOptions:
         device = torch.device(self.name)
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)
-
-
-def native_level() -> str:
-    """The instruction set of the C kernels here; `torch` if there are none."""
-    try:
-        return library().level
-    except NativeUnavailableError:
-        return "torch"
-    except InstructionSetError as error:
-        raise UsageError(str(error)) from error
 
 
 def capture_for(model: LoadedModel, options: DeviceOptions) -> Capture | None:

@@ -21,7 +21,6 @@ from specbatch.kernels.paged_attention.contract import RaggedBatch
 from specbatch.pipeline.engines.contract import ModelFolder
 from specbatch.pipeline.engines.exact.model.batch_invariant import torch_modules
 from specbatch.pipeline.engines.exact.model.batch_invariant.row_tiles import RowTiles
-from specbatch.pipeline.engines.exact.model.device import native_level
 from specbatch.pipeline.engines.exact.model.loaded_model import (
     Attention,
     Kernels,
@@ -30,8 +29,9 @@ from specbatch.pipeline.engines.exact.model.loaded_model import (
 )
 from specbatch.pipeline.engines.exact.model.native_model import NotNativeError, lower
 from specbatch.pipeline.engines.exact.model.quantised import check_weights, quantise
-from specbatch.pipeline.engines.exact.state.recovery import engine_error, may_pass, with_type
+from specbatch.pipeline.engines.models.dtypes import choose_dtype
 from specbatch.pipeline.engines.models.model_folder import check_again, check_architecture
+from specbatch.pipeline.engines.state.recovery import engine_error, may_pass, with_type
 from specbatch.schemas.errors import BrokenModelError, MissingExtraError, ModelError, SpecbatchError
 from specbatch.schemas.spec import Weights
 
@@ -43,11 +43,6 @@ COMPILED_ATTENTION_NAME = "specbatch_paged_compiled"
 SHAREABLE = ("gemma2", "gemma3_text", "llama", "mistral", "qwen2", "qwen3")
 # transformers keeps global state while it loads: two threads at once lose each other's weights.
 _loading = threading.Lock()
-_DTYPES = {
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float32": torch.float32,
-}
 
 
 def load_model(
@@ -231,20 +226,6 @@ def _lowered(module: Any, folder: ModelFolder) -> tuple[DecoderShape, DecoderWei
         return None
     log.info("model %s runs as one native pass", folder.ref)
     return lowered
-
-
-def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 where the device computes it, else float32 (float16 on a GPU).
-
-    A lower instruction set that is forced counts as the processor's.
-    """
-    if dtype != "auto":
-        return _DTYPES[dtype]
-    if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    computed = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    narrow = native_level() in ("portable", "x86-64-v3")  # as a processor that ends there chooses
-    return torch.bfloat16 if computed and not narrow else torch.float32
 
 
 def _eos_ids(module: Any) -> frozenset[int]:

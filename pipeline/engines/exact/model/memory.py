@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
-from specbatch.pipeline.engines.exact.state.kv_blocks import BlockManager
+from specbatch.pipeline.engines.state.kv_blocks import BlockManager
 from specbatch.schemas.errors import NoEngineError
 
 log = logging.getLogger(__name__)

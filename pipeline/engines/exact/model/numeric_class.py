@@ -15,9 +15,9 @@ import torch
 
 from specbatch.kernels import native
 from specbatch.pipeline.engines.contract import ModelFolder
-from specbatch.pipeline.engines.exact.model.device import DeviceOptions, native_level
-from specbatch.pipeline.engines.exact.model.loader import choose_dtype
+from specbatch.pipeline.engines.exact.model.device import DeviceOptions
 from specbatch.pipeline.engines.exact.model.native_model import why_not_native
+from specbatch.pipeline.engines.models.dtypes import choose_dtype, native_level
 from specbatch.schemas.errors import ModelError
 from specbatch.schemas.numeric_class import Serves, all_keys, digested
 

@@ -28,8 +28,8 @@ from specbatch.pipeline.engines.contract import ModelFolder
 from specbatch.pipeline.engines.exact.model.loaded_model import LoadedModel
 from specbatch.pipeline.engines.exact.model.loader import check_shareable, load_model
 from specbatch.pipeline.engines.exact.model.torch_decoder import TorchDecoder
-from specbatch.pipeline.engines.exact.state.recovery import Fault, fault_of, with_type
 from specbatch.pipeline.engines.models.model_folder import inspect_model
+from specbatch.pipeline.engines.state.recovery import Fault, fault_of, with_type
 from specbatch.schemas.errors import DeviceLostError, ModelError, UsageError
 from specbatch.schemas.spec import Weights
 

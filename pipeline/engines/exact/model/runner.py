@@ -18,7 +18,7 @@ from specbatch.pipeline.engines.exact.model.batch import Chunk, build_batch
 from specbatch.pipeline.engines.exact.model.loaded_model import LoadedModel
 from specbatch.pipeline.engines.exact.model.memory import MemoryBudget
 from specbatch.pipeline.engines.exact.model.torch_decoder import TorchDecoder
-from specbatch.pipeline.engines.exact.state.kv_blocks import TRASH_BLOCK, BlockManager, KvState
+from specbatch.pipeline.engines.state.kv_blocks import TRASH_BLOCK, BlockManager, KvState
 from specbatch.schemas.errors import ModelError
 
 if TYPE_CHECKING:  # it needs Triton, which only a GPU does

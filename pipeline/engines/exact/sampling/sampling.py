@@ -12,8 +12,8 @@ from torch import Tensor
 
 from specbatch.kernels.paged_attention.contract import to_device
 from specbatch.kernels.verify.contract import PLACEHOLDER, Adjustments, SamplingRows, TopRows
-from specbatch.pipeline.engines.exact.state.penalties import Ids
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.state.penalties import Ids
+from specbatch.pipeline.engines.state.sequence import Sequence
 
 
 class Columns:

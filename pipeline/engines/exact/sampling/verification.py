@@ -13,8 +13,8 @@ from specbatch.kernels.paged_attention.contract import to_device
 from specbatch.kernels.verify.contract import PLACEHOLDER, TopTokens, Verdict
 from specbatch.pipeline.engines.exact.sampling.sampler import Sampler
 from specbatch.pipeline.engines.exact.sampling.sampling import Columns, sampling_rows, top_rows
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
-from specbatch.pipeline.engines.exact.state.step import Draft
+from specbatch.pipeline.engines.state.sequence import Sequence
+from specbatch.pipeline.engines.state.step import Draft
 from specbatch.schemas.records import TopLogprobs, Verification
 
 

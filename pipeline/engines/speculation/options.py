@@ -9,8 +9,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
 
-from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.proposers.proposer import Proposer
+from specbatch.pipeline.engines.state.sequence import Sequence
 from specbatch.pipeline.policy import tuning
 from specbatch.pipeline.policy.breaker import DecisionLog, verdict
 from specbatch.pipeline.policy.depth import Candidate, Controller, DepthSchedule

@@ -16,8 +16,9 @@ from functools import partial
 from itertools import islice
 
 from specbatch.pipeline.engines.contract import Cohort
-from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
-from specbatch.pipeline.engines.exact.speculation.options import (
+from specbatch.pipeline.engines.models.draft_names import DRAFT_MODEL, kind_of
+from specbatch.pipeline.engines.proposers.proposer import Proposer
+from specbatch.pipeline.engines.speculation.options import (
     Choice,
     Option,
     candidates,
@@ -26,13 +27,12 @@ from specbatch.pipeline.engines.exact.speculation.options import (
     record_decisions,
     usual,
 )
-from specbatch.pipeline.engines.exact.speculation.pairs import AT_ONCE, Pair, Pairs
-from specbatch.pipeline.engines.exact.speculation.router import Router
-from specbatch.pipeline.engines.exact.speculation.shadow import DEPTH as SHADOW_DEPTH
-from specbatch.pipeline.engines.exact.speculation.shadow import DEPTH_AT_REST, Shadow
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
-from specbatch.pipeline.engines.exact.state.step import NO_DRAFT, Draft, DraftPlan
-from specbatch.pipeline.engines.models.draft_names import DRAFT_MODEL, kind_of
+from specbatch.pipeline.engines.speculation.pairs import AT_ONCE, Pair, Pairs
+from specbatch.pipeline.engines.speculation.router import Router
+from specbatch.pipeline.engines.speculation.shadow import DEPTH as SHADOW_DEPTH
+from specbatch.pipeline.engines.speculation.shadow import DEPTH_AT_REST, Shadow
+from specbatch.pipeline.engines.state.sequence import Sequence
+from specbatch.pipeline.engines.state.step import NO_DRAFT, Draft, DraftPlan
 from specbatch.pipeline.policy import tuning
 from specbatch.pipeline.policy.acceptance import Own, Track
 from specbatch.pipeline.policy.breaker import DecisionLog

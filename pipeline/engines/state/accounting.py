@@ -12,7 +12,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from specbatch.pipeline.engines.clock import now
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.state.sequence import Sequence
 
 PREFILL, VERIFY, DRAFT, REJECTED, PADDING, OVERHEAD = range(6)  # fields of `Ticks`, in order
 

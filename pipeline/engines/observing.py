@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Tensor
 
 from specbatch.pipeline.engines.clock import now
-from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
-from specbatch.pipeline.engines.exact.speculation.drift import EVERY_STEPS, DriftWatch
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.proposers.proposer import Proposer
+from specbatch.pipeline.engines.speculation.drift import EVERY_STEPS, DriftWatch
+from specbatch.pipeline.engines.state.sequence import Sequence
 from specbatch.schemas.figures import StepFigures
 from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import FINISHED
 
 if TYPE_CHECKING:
     from specbatch.pipeline.engines.contract import EngineStats
-    from specbatch.pipeline.engines.exact.state.step import Step
+    from specbatch.pipeline.engines.state.step import Step
 
 
 class Observer(Protocol):

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from specbatch.pipeline.engines.clock import now
 from specbatch.pipeline.engines.contract import Completion, GrammarState, Request
-from specbatch.pipeline.engines.exact.state.kv_blocks import KvState
-from specbatch.pipeline.engines.exact.state.penalties import (
+from specbatch.pipeline.engines.state.kv_blocks import KvState
+from specbatch.pipeline.engines.state.penalties import (
     Adjuster,
     BadWords,
     has_penalties,

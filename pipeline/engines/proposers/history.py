@@ -9,15 +9,15 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from specbatch.pipeline.engines.contract import PastOutputs
-from specbatch.pipeline.engines.exact.proposers.block import BlockCursor
-from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
-from specbatch.pipeline.engines.exact.proposers.suffix_index import (
+from specbatch.pipeline.engines.proposers.block import BlockCursor
+from specbatch.pipeline.engines.proposers.proposer import Proposer
+from specbatch.pipeline.engines.proposers.suffix_index import (
     LONGEST_CONTEXT,
     SuffixIndex,
     seal,
     unseal,
 )
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.state.sequence import Sequence
 from specbatch.schemas.speculation import PastOutput
 
 _KIND = b"specbatch history 1\n"

@@ -15,10 +15,10 @@ from collections.abc import Sequence as Seq
 
 from torch import Tensor
 
-from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
-from specbatch.pipeline.engines.exact.state.recovery import Fault, fault_of, with_type
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
-from specbatch.pipeline.engines.exact.state.step import Draft
+from specbatch.pipeline.engines.proposers.proposer import Proposer
+from specbatch.pipeline.engines.state.recovery import Fault, fault_of, with_type
+from specbatch.pipeline.engines.state.sequence import Sequence
+from specbatch.pipeline.engines.state.step import Draft
 
 log = logging.getLogger(__name__)
 

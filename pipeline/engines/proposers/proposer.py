@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.state.sequence import Sequence
 from specbatch.pipeline.policy.step_cost import LinearCost
 
 if TYPE_CHECKING:  # stages import proposers, and need no torch

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.proposers.proposer import Proposer
+from specbatch.pipeline.engines.state.sequence import Sequence
 from specbatch.pipeline.policy.acceptance import Track
 
 SHARE = 4  # one sequence in so many

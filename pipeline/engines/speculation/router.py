@@ -13,9 +13,9 @@ from functools import partial
 from operator import attrgetter
 
 from specbatch.pipeline.engines.contract import Cohort
-from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
-from specbatch.pipeline.engines.exact.speculation.options import Option, candidates, model_of
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.proposers.proposer import Proposer
+from specbatch.pipeline.engines.speculation.options import Option, candidates, model_of
+from specbatch.pipeline.engines.state.sequence import Sequence
 from specbatch.pipeline.policy import tuning
 from specbatch.pipeline.policy.acceptance import Track
 from specbatch.pipeline.policy.breaker import DecisionLog

@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from torch import Tensor
 
-from specbatch.pipeline.engines.exact.state.accounting import Pass, Rows
-from specbatch.pipeline.engines.exact.state.scheduler import Planned
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.state.accounting import Pass, Rows
+from specbatch.pipeline.engines.state.sequence import Sequence
 from specbatch.pipeline.policy.costs.controls import Arm
+
+
+class Planned(NamedTuple):
+    """`take` pending tokens of a sequence; when that is all of them, its next token is decided."""
+
+    sequence: Sequence
+    take: int
+
+    @property
+    def decides(self) -> bool:
+        return self.take == self.sequence.pending
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.proposers.proposer import Proposer
+from specbatch.pipeline.engines.state.sequence import Sequence
 
 
 class GrammarProposer(Proposer):

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from specbatch.pipeline.engines.contract import EngineStats
-from specbatch.pipeline.engines.exact.state.accounting import OVERHEAD, TimeBook
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
-from specbatch.pipeline.engines.exact.state.step import Step
+from specbatch.pipeline.engines.state.accounting import OVERHEAD, TimeBook
+from specbatch.pipeline.engines.state.sequence import Sequence
+from specbatch.pipeline.engines.state.step import Step
 from specbatch.pipeline.policy.costs.controls import Arm, Controls, Measured, Part
 from specbatch.pipeline.policy.step_cost import StepTime
 from specbatch.schemas.provenance import TICKS_PER_SEC

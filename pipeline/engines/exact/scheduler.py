@@ -4,21 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
 
-from specbatch.pipeline.engines.exact.state.kv_blocks import BlockManager
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
-
-
-class Planned(NamedTuple):
-    """`take` pending tokens of a sequence; when that is all of them, its next token is decided."""
-
-    sequence: Sequence
-    take: int
-
-    @property
-    def decides(self) -> bool:
-        return self.take == self.sequence.pending
+from specbatch.pipeline.engines.state.kv_blocks import BlockManager
+from specbatch.pipeline.engines.state.sequence import Sequence
+from specbatch.pipeline.engines.state.step import Planned
 
 
 class Scheduler:

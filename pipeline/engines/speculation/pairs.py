@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from specbatch.pipeline.engines.exact.proposers.proposer import Proposer
-from specbatch.pipeline.engines.exact.speculation.shadow import agreed, is_watched
-from specbatch.pipeline.engines.exact.state.sequence import Sequence
+from specbatch.pipeline.engines.proposers.proposer import Proposer
+from specbatch.pipeline.engines.speculation.shadow import agreed, is_watched
+from specbatch.pipeline.engines.state.sequence import Sequence
 from specbatch.pipeline.policy.acceptance import Track
 from specbatch.schemas.records import Verification
 from specbatch.schemas.seeds import draft_seed

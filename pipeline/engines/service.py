@@ -10,11 +10,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol, TypeVar
 
+from specbatch.pipeline.engines import step_guard
 from specbatch.pipeline.engines.clock import now
 from specbatch.pipeline.engines.contract import Completion, EngineStats, Request, RowIds, Wanted
-from specbatch.pipeline.engines.exact import step_guard
-from specbatch.pipeline.engines.exact.state.recovery import engine_error
-from specbatch.pipeline.engines.exact.state.sequence import Sequence as RunningSequence
+from specbatch.pipeline.engines.state.recovery import engine_error
+from specbatch.pipeline.engines.state.sequence import Sequence as RunningSequence
 from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.crash_points import CrashPoint, reach
