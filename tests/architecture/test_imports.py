@@ -40,6 +40,7 @@ NESTED: dict[str, tuple[tuple[str, ...], ...]] = {
     "pipeline.engines.exact.model": (("batch_invariant",), (".",)),
     "jobs": (
         ("bench", "chaos", "demo", "schedules", "running"),
+        ("serve",),
         *(("cli",), (".",), ("api", "dags"), ("examples",)),
     ),
     "jobs.bench": (("peers",), (".",)),
