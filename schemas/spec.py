@@ -240,12 +240,12 @@ class InputSpec(Part):
         min_length=1,
         description="file, folder, glob, s3:// or another store of Parquet, Arrow, CSV or JSONL",
     )
-    format: Literal[
-        "auto", "parquet", "arrow", "csv", "jsonl", "openai", "openai-completions"
-    ] = Field(
-        default="auto",
-        description="csv: TSV too; openai: a batch file of custom_id and body.messages, "
-        "openai-completions: of body.prompt",
+    format: Literal["auto", "parquet", "arrow", "csv", "jsonl", "openai", "openai-completions"] = (
+        Field(
+            default="auto",
+            description="csv: TSV too; openai: a batch file of custom_id and body.messages, "
+            "openai-completions: of body.prompt",
+        )
     )
     delimiter: str | None = Field(
         default=None, description="of CSV; default: a tab in .tsv files, else a comma"

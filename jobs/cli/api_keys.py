@@ -37,7 +37,8 @@ def api_keys(
     which: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME]", help="with create: a name for it; with revoke: the key's id",
+            metavar="[NAME]",
+            help="with create: a name for it; with revoke: the key's id",
             show_default=False,
         ),
     ] = None,
@@ -47,7 +48,8 @@ def api_keys(
     scopes: Annotated[
         list[Scope] | None,
         typer.Option(
-            "--scope", help="with create: read or write; give both for both, the default",
+            "--scope",
+            help="with create: read or write; give both for both, the default",
             show_default=False,
         ),
     ] = None,
@@ -94,14 +96,14 @@ def _create(
 
 
 def _revoke(store: Store, key_id: str) -> None:
-    key = store.revoke_key(key_id)
+    key = store.revoke_api_key(key_id)
     if key is None:
         raise UsageError(f"there is no key {key_id}: see `specbatch api-keys list`")
     say(f"key {key.key_id} ({key.name}) is revoked")
 
 
 def _list(store: Store, json: bool) -> None:
-    keys = store.keys()
+    keys = store.api_keys()
     if json:
         say_json([_values(key) for key in keys])
         return

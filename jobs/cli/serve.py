@@ -73,7 +73,7 @@ def serve(
     shelf.make()
     busy = f"another `specbatch serve` uses {dir}"
     with only_one(dir / "serve.lock", False, busy), closing(make_store(settings)) as store:
-        if not no_keys and not any(key.revoked_at is None for key in store.keys()):
+        if not no_keys and not any(key.revoked_at is None for key in store.api_keys()):
             raise UsageError(
                 "there is no API key yet: make one with `specbatch api-keys create NAME "
                 f"--dir {dir}`, or start with --no-keys on a loopback address"

@@ -14,7 +14,14 @@ from specbatch.jobs.serve.models import FORMATS
 from specbatch.jobs.serve.shelf import BATCH, FILE, checked
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.records import JobRow, Stage
-from specbatch.schemas.serving import BatchPhase, BatchRow, BatchStatus, NewBatch, StoredFile, new_id
+from specbatch.schemas.serving import (
+    BatchPhase,
+    BatchRow,
+    BatchStatus,
+    NewBatch,
+    StoredFile,
+    new_id,
+)
 
 MOST_PAIRS, MOST_NAME_CHARS, MOST_VALUE_CHARS = 16, 64, 512  # of metadata, as OpenAI has it
 MOST_KEY_CHARS = 255
@@ -50,7 +57,10 @@ def new_batch(body: bytes, tenant: str, key: str | None) -> NewBatch:
     window_sec = seconds_of(window) if isinstance(window, str) else None
     if window_sec is None:
         raise ApiError(
-            400, "completion_window must be hours or days, as in 24h or 7d", None, "completion_window"
+            400,
+            "completion_window must be hours or days, as in 24h or 7d",
+            None,
+            "completion_window",
         )
     file_id = asked.get("input_file_id")
     if not isinstance(file_id, str):
@@ -134,7 +144,7 @@ class BatchView:
     def as_json(self) -> dict[str, Any]:
         """OpenAI's batch object, and ours in `specbatch`."""
         batch, status = self.batch, status_of(self.batch, self.job)
-        ended = {name: None for name in _ENDED_AT.values()}
+        ended = dict.fromkeys(_ENDED_AT.values())
         if batch.status is not None:
             ended[_ENDED_AT[batch.status]] = _seconds(batch.ended_at)
         errors = {"object": "list", "data": list(batch.errors)} if batch.errors else None
@@ -230,5 +240,3 @@ def list_json(items: list[dict[str, Any]], has_more: bool) -> dict[str, Any]:
 
 def _seconds(at: float | None) -> int | None:
     return None if at is None else int(at)
-
-

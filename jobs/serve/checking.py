@@ -81,7 +81,9 @@ def _check_line(
     try:
         value = orjson.loads(line)
     except orjson.JSONDecodeError:
-        checked.refuse("invalid_json_line", "this line is not JSON, or is nested too deeply", number)
+        checked.refuse(
+            "invalid_json_line", "this line is not JSON, or is nested too deeply", number
+        )
         return
     if not isinstance(value, dict) or not isinstance(value.get("body"), dict):
         said = "a line is an object with custom_id, method, url and body"

@@ -121,5 +121,3 @@ class Keeper:
             except Exception:
                 log.exception("the batches could not be looked at; it is tried again")
             self._awake.wait(EVERY_SEC)
-
-

@@ -42,7 +42,7 @@ def make_key(
     """A new key's row, and the key itself, which is shown now and never again."""
     key_id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
     row = ApiKey(key_id, name, tenant, frozenset(scopes), _digest(secret), expires_at=expires_at)
-    return store.add_key(row), f"sb-{key_id}-{secret}"
+    return store.add_api_key(row), f"sb-{key_id}-{secret}"
 
 
 def caller_of(store: Serving, authorization: str | None) -> Caller:
@@ -53,7 +53,7 @@ def caller_of(store: Serving, authorization: str | None) -> Caller:
         )
     scheme, _, token = authorization.partition(" ")
     form = _FORM.fullmatch(token.strip())
-    found = store.key(form[1]) if form and scheme.lower() == "bearer" else None
+    found = store.api_key(form[1]) if form and scheme.lower() == "bearer" else None
     digest = _NO_DIGEST if found is None else found[0].digest
     is_right = hmac.compare_digest(digest, _digest(form[2] if form else ""))
     if found is None or not is_right:

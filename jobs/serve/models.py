@@ -1,11 +1,11 @@
 """The allow list: which models clients may name, and how a batch of each is run.
 
-    models:
-      small:
-        verifier: models/verifier  # folder, relative to this file, or hub id
-        proposer: models/draft
-        spec:                      # anything else of a job's spec
-          sampling: {max_tokens: 512, temperature: 1.0}
+models:
+  small:
+    verifier: models/verifier  # folder, relative to this file, or hub id
+    proposer: models/draft
+    spec:                      # anything else of a job's spec
+      sampling: {max_tokens: 512, temperature: 1.0}
 """
 
 from __future__ import annotations

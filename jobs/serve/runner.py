@@ -1,8 +1,7 @@
 """The embedded runner: does the jobs of open batches one after the other, as `submit-job --local`.
 
-It is a process of its own. Whether a client is slow, or the service dies, does not matter to it, and
-the other way round: what it had begun is resumed by the next runner. A lock on the folder sees to
-it that there is one at a time.
+It is a process of its own: no slow client holds it up, and what it had begun when it or the service
+died is resumed by the next runner. A lock on the folder sees to it that there is one at a time.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ PAGE_ROWS = 200  # of the store at once
 
 
 def lines_so_far(store: Store, batch: BatchRow, job: JobRow) -> Iterator[bytes]:
-    """Each finished request once, in input order. Raises `ApiError` where the store has no texts."""
+    """Each finished request once, in input order. Raises `ApiError` if the store has no texts."""
     if job.privacy is not PrivacyMode.FULL:
         raise ApiError(
             409,

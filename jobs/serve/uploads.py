@@ -89,16 +89,16 @@ class Upload:
         if self._file is None:
             raise ApiError(400, "the form has no file: send one as `file`", None, "file")
         if not self.size:
-            raise ApiError(400, "the file is empty: it must have one request per line", None, "file")
+            raise ApiError(
+                400, "the file is empty: it must have one request per line", None, "file"
+            )
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
         file_id = new_id(FILE)
         shelf.keep(self.place, file_id)
         name = self.filename or "upload.jsonl"
-        return StoredFile(
-            file_id, tenant, Purpose.BATCH, name, self.size, self._hash.hexdigest()
-        )
+        return StoredFile(file_id, tenant, Purpose.BATCH, name, self.size, self._hash.hexdigest())
 
     def close(self) -> None:
         """Drop what was not finished."""
@@ -179,14 +179,14 @@ def _no_form() -> ApiError:
     return ApiError(400, "the body is not multipart/form-data: send `purpose` and `file` so")
 
 
-async def limited(
-    stream: AsyncIterator[bytes], most_bytes: int, what: str
-) -> AsyncIterator[bytes]:
+async def limited(stream: AsyncIterator[bytes], most_bytes: int, what: str) -> AsyncIterator[bytes]:
     """The chunks of a body. Raises `ApiError` as soon as they are more than that."""
     had = 0
     async for chunk in stream:
         had += len(chunk)
         if had > most_bytes:
-            raise ApiError(413, f"{what} has more than {most_bytes:,} bytes, the most that is taken")
+            raise ApiError(
+                413, f"{what} has more than {most_bytes:,} bytes, the most that is taken"
+            )
         if chunk:
             yield chunk

@@ -3,6 +3,8 @@
 Revision 0028. Taking it back drops them; jobs stay.
 """
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -13,15 +15,15 @@ revision = "0028"
 down_revision = "0027"
 
 
-def _text(*names: str, nullable: bool = False) -> list[sa.Column]:
+def _text(*names: str, nullable: bool = False) -> list[sa.Column[Any]]:
     return [sa.Column(name, sa.Text(), nullable=nullable) for name in names]
 
 
-def _time(*names: str, nullable: bool = True) -> list[sa.Column]:
+def _time(*names: str, nullable: bool = True) -> list[sa.Column[Any]]:
     return [sa.Column(name, sa.Double(), nullable=nullable) for name in names]
 
 
-def _number(*names: str) -> list[sa.Column]:
+def _number(*names: str) -> list[sa.Column[Any]]:
     return [sa.Column(name, sa.BigInteger(), nullable=False) for name in names]
 
 

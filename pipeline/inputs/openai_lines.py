@@ -45,7 +45,8 @@ def _read_completion(row: RawRow, body: dict[str, Any]) -> None:
 def _prompt(prompt: Any) -> Any:
     if isinstance(prompt, list) and any(isinstance(item, str | list | dict) for item in prompt):
         raise RowError(
-            "wrong_type", "prompt is one text or one list of token ids: write a line for each prompt"
+            "wrong_type",
+            "prompt is one text or one list of token ids: write a line for each prompt",
         )
     return prompt
 

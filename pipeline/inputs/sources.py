@@ -33,8 +33,8 @@ from specbatch.pipeline.inputs.saved_datasets import saved_dataset
 from specbatch.pipeline.inputs.text_files import BOM, GZIP, open_text, reading
 from specbatch.pipeline.storage.object_store import ObjectInfo
 from specbatch.pipeline.storage.objects import Objects, tidy
-from specbatch.schemas.openai_formats import format_of_url
 from specbatch.schemas.errors import InputError, ObjectError
+from specbatch.schemas.openai_formats import format_of_url
 from specbatch.schemas.spec import InputSpec
 
 

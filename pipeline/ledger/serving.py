@@ -67,13 +67,13 @@ class Serving(Protocol):
         """End it and add its files, all or nothing. The first end stays."""
 
     # --- keys -------------------------------------------------------------------------------
-    def add_key(self, key: ApiKey) -> ApiKey: ...
+    def add_api_key(self, key: ApiKey) -> ApiKey: ...
 
-    def key(self, key_id: str) -> tuple[ApiKey, float] | None:
+    def api_key(self, key_id: str) -> tuple[ApiKey, float] | None:
         """The key, and the store's time, by which it expires."""
 
-    def keys(self) -> list[ApiKey]:
+    def api_keys(self) -> list[ApiKey]:
         """All, oldest first."""
 
-    def revoke_key(self, key_id: str) -> ApiKey | None:
+    def revoke_api_key(self, key_id: str) -> ApiKey | None:
         """None: there is none. The first time of a revocation stays."""

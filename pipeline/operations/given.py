@@ -19,13 +19,12 @@ from specbatch.pipeline.inputs.rows import RowChecker
 from specbatch.pipeline.inputs.sources import open_source
 from specbatch.pipeline.privacy.tenants import KEPT_FIELDS, TEXT_FIELDS
 from specbatch.pipeline.storage.objects import Objects
-from specbatch.schemas.openai_formats import OPENAI_FORMATS
 from specbatch.schemas.encryption import Cipher, no_key
 from specbatch.schemas.errors import UsageError
+from specbatch.schemas.openai_formats import OPENAI_FORMATS
 from specbatch.schemas.privacy import SEALED
 from specbatch.schemas.records import CompletionRecord, JobRow, PromptRow
 from specbatch.schemas.spec import JobSpec, spec_of
-
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,9 @@ class Given:
             return [self.row.encode().strip()]
         text = self.text or ""
         if _format(job, spec) in OPENAI_FORMATS or spec.input.is_templated:
-            made = "the requests" if _format(job, spec) in OPENAI_FORMATS else "a template and columns"
+            made = (
+                "the requests" if _format(job, spec) in OPENAI_FORMATS else "a template and columns"
+            )
             raise UsageError(
                 f"prompts of job {job.job_id} were made of {made}: give the whole row with --row"
             )

@@ -23,10 +23,10 @@ from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.pipeline.moderation.patterns import Patterns
 from specbatch.pipeline.outputs.outputs import OutputWriter
 from specbatch.pipeline.storage.objects import ASKED_RETRY_SEC, Objects
-from specbatch.schemas.openai_formats import OPENAI_FORMATS
 from specbatch.schemas.arrow import output_schema
 from specbatch.schemas.best_by import NO_JUDGE_HERE, why_no_choice
 from specbatch.schemas.errors import InputError, ObjectError, SpecError, UsageError
+from specbatch.schemas.openai_formats import OPENAI_FORMATS
 from specbatch.schemas.policies import JUDGE, PATTERNS
 from specbatch.schemas.settings import EXACT
 from specbatch.schemas.spec import JobSpec

@@ -29,9 +29,9 @@ from specbatch.pipeline.outputs.prompt_file import PromptFile, input_values
 from specbatch.pipeline.policy.ratios import Interval, share_of
 from specbatch.pipeline.storage.objects import Objects, join
 from specbatch.pipeline.storage.prompts import in_order
-from specbatch.schemas.openai_formats import OPENAI_FORMATS
 from specbatch.schemas.errors import ObjectError, UsageError
 from specbatch.schemas.numeric_class import samples_by_seed
+from specbatch.schemas.openai_formats import OPENAI_FORMATS
 from specbatch.schemas.policies import PATTERNS, PolicySpec, Ruling
 from specbatch.schemas.privacy import NOT_KEPT
 from specbatch.schemas.records import CompletionRecord, JobRow, PromptRow, Verification

@@ -33,10 +33,10 @@ from specbatch.pipeline.stages.reviews import revision_of, with_decisions
 from specbatch.pipeline.stages.whole_results import held_back, recorded, rejected_whole
 from specbatch.pipeline.storage.objects import Objects, join
 from specbatch.pipeline.storage.prompts import reader
-from specbatch.schemas.openai_formats import openai_format
 from specbatch.schemas.audit import Head, PublishedManifest
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.mapper import without_details
+from specbatch.schemas.openai_formats import openai_format
 from specbatch.schemas.policies import HeldBack, Place
 from specbatch.schemas.records import (
     FIRST_SPLIT_INDEX,

@@ -46,7 +46,7 @@ def test_expired_and_revoked_keys_do_not_count(served: Served) -> None:
         served.client(old).files.list()
     key = served.key(expires_at=time.time() + 1000)
     served.client(key).files.list()
-    served.store.revoke_key(key.split("-")[1])
+    served.store.revoke_api_key(key.split("-")[1])
     with pytest.raises(openai.AuthenticationError, match="revoked"):
         served.client(key).files.list()
 
@@ -59,9 +59,7 @@ def test_a_key_does_what_its_scopes_say(served: Served) -> None:
     refused: list[Callable[[], object]] = [
         lambda: reader.files.create(file=b"{}", purpose="batch"),
         lambda: reader.files.delete(file.id),
-        lambda: reader.batches.create(
-            input_file_id=file.id, endpoint=URL, completion_window="24h"
-        ),
+        lambda: reader.batches.create(input_file_id=file.id, endpoint=URL, completion_window="24h"),
         lambda: writer.files.content(file.id),
         lambda: writer.models.list(),
     ]

@@ -87,13 +87,9 @@ def _file(row: Row[Any]) -> StoredFile:
 
 
 # --- batches --------------------------------------------------------------------------------------
-def add_batch(
-    conn: Connection, now: Now, batch: NewBatch, most_open: int
-) -> tuple[BatchRow, bool]:
+def add_batch(conn: Connection, now: Now, batch: NewBatch, most_open: int) -> tuple[BatchRow, bool]:
     # The lock is the one that `delete_file` takes.
-    input_file = conn.execute(
-        _file_of(batch.tenant, batch.input_file_id).with_for_update()
-    ).first()
+    input_file = conn.execute(_file_of(batch.tenant, batch.input_file_id).with_for_update()).first()
     if (known := _of_key(conn, batch)) is not None:
         return known, False
     if input_file is None:
@@ -162,9 +158,7 @@ def open_batches(conn: Connection) -> list[BatchRow]:
     return [_batch(row) for row in conn.execute(query)]
 
 
-def begin_batch(
-    conn: Connection, now: Now, batch_id: str, model: str, requests: int
-) -> BatchRow:
+def begin_batch(conn: Connection, now: Now, batch_id: str, model: str, requests: int) -> BatchRow:
     values = {
         "phase": BatchPhase.RUNNING.value,
         "model": model,
@@ -235,7 +229,7 @@ def _batch(row: Row[Any]) -> BatchRow:
 
 
 # --- keys -----------------------------------------------------------------------------------------
-def add_key(conn: Connection, now: Now, key: ApiKey) -> ApiKey:
+def add_api_key(conn: Connection, now: Now, key: ApiKey) -> ApiKey:
     values = {
         "key_id": key.key_id,
         "name": key.name,
@@ -249,18 +243,18 @@ def add_key(conn: Connection, now: Now, key: ApiKey) -> ApiKey:
     return _key(conn.execute(added).one())
 
 
-def key(conn: Connection, now: Now, key_id: str) -> tuple[ApiKey, float] | None:
+def api_key(conn: Connection, now: Now, key_id: str) -> tuple[ApiKey, float] | None:
     query = select(*KeyTable.__table__.c, now.label("now")).where(KeyTable.key_id == key_id)
     row = conn.execute(query).first()
     return None if row is None else (_key(row), float(row.now))
 
 
-def keys(conn: Connection) -> list[ApiKey]:
+def api_keys(conn: Connection) -> list[ApiKey]:
     query = select(*KeyTable.__table__.c).order_by(KeyTable.created_at, KeyTable.key_id)
     return [_key(row) for row in conn.execute(query)]
 
 
-def revoke_key(conn: Connection, now: Now, key_id: str) -> ApiKey | None:
+def revoke_api_key(conn: Connection, now: Now, key_id: str) -> ApiKey | None:
     statement = (
         update(KeyTable)
         .where(KeyTable.key_id == key_id)
@@ -271,7 +265,7 @@ def revoke_key(conn: Connection, now: Now, key_id: str) -> ApiKey | None:
     return None if row is None else _key(row)
 
 
-def _key(row: Row[Any]) -> ApiKey:
+def _key(row: Any) -> ApiKey:
     return named(ApiKey, row, scopes=frozenset(map(Scope, row.scopes.split(","))))
 
 

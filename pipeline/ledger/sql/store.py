@@ -349,10 +349,10 @@ class SqlStore:
     note_batch_job = _writes(serving.note_batch_job)
     cancel_batch = _writes(serving.cancel_batch)
     end_batch = _writes(serving.end_batch)
-    add_key = _writes(serving.add_key)
-    key = _reads_now(serving.key)
-    keys = _reads(serving.keys)
-    revoke_key = _writes(serving.revoke_key)
+    add_api_key = _writes(serving.add_api_key)
+    api_key = _reads_now(serving.api_key)
+    api_keys = _reads(serving.api_keys)
+    revoke_api_key = _writes(serving.revoke_api_key)
 
     # --- figures ----------------------------------------------------------------------------
     figures = _reads_now(sql_figures.figures)
