@@ -30,11 +30,9 @@ from specbatch.schemas.serving import (
     new_id,
 )
 
-NOT_SERVED = "its model cannot be run here"  # why a runner stops a job
 _STOPPED = {
     BatchStatus.EXPIRED: ("batch_expired", "the completion window ended before this request"),
     BatchStatus.CANCELLED: ("batch_cancelled", "the batch was cancelled before this request"),
-    BatchStatus.FAILED: ("batch_failed", "the batch could not be run to its end"),
 }
 
 
@@ -43,10 +41,8 @@ def collect(shelf: Shelf, batch: BatchRow, job: JobRow) -> BatchEnd:
     to add. Raises `OSError`."""
     status = _status(batch, job)
     output, errors = (shelf.output_of(batch.batch_id) / name for name in OPENAI)
-    said = f"the batch could not be run: ask the operator about job {job.job_id}"
-    error = {"code": "batch_failed", "message": said, "line": None, "param": None}
     if not output.exists():
-        return BatchEnd(BatchStatus.FAILED, errors=(error,))
+        return not_run(job.job_id)
     done, made = _made(shelf, batch, status, output, "output")
     failed, refused = _made(shelf, batch, status, errors, "errors")
     return BatchEnd(
@@ -55,15 +51,20 @@ def collect(shelf: Shelf, batch: BatchRow, job: JobRow) -> BatchEnd:
         failed=failed.lines - failed.stopped,
         output=made,
         errors_file=refused,
-        errors=(error,) if status is BatchStatus.FAILED else (),
         finalizing_at=job.finished_at,
     )
 
 
+def not_run(job_id: str) -> BatchEnd:
+    """The end of a batch whose job has no output. The reason is the operator's to see: it may name
+    folders."""
+    said = f"the batch could not be run: ask the operator about job {job_id}"
+    error = {"code": "batch_failed", "message": said, "line": None, "param": None}
+    return BatchEnd(BatchStatus.FAILED, errors=(error,))
+
+
 def _status(batch: BatchRow, job: JobRow) -> BatchStatus:
     if job.state is JobState.CANCELLED:
-        if job.stop_reason == NOT_SERVED:
-            return BatchStatus.FAILED
         is_late = batch.cancelling_at is None and deadline_passed(job.stop_reason)
         return BatchStatus.EXPIRED if is_late else BatchStatus.CANCELLED
     return BatchStatus.COMPLETED  # also where every request failed: the error file says why

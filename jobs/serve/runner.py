@@ -12,11 +12,12 @@ from collections.abc import Callable
 from contextlib import nullcontext
 
 from specbatch.jobs.running.here import Watcher, run_job
-from specbatch.jobs.serve.collecting import NOT_SERVED
+from specbatch.jobs.serve.collecting import not_run
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.runtime.client import Client
 from specbatch.schemas.errors import ObjectError, StoreError, UsageError
 from specbatch.schemas.records import JobRow
+from specbatch.schemas.serving import BatchRow
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import spec_of
 
@@ -24,13 +25,14 @@ log = logging.getLogger(__name__)
 
 EVERY_SEC = 0.3
 PAUSE_SEC = 5.0  # after what may pass by itself
+NOT_SERVED = "its model cannot be run here"
 
 
-def next_job(store: Store) -> JobRow | None:
+def next_job(store: Store) -> tuple[BatchRow, JobRow] | None:
     """The job to do now: one that is being stopped, which is quick, else the oldest."""
-    jobs = [store.get_job(b.job_id) for b in store.open_batches() if b.job_id is not None]
-    waiting = [job for job in jobs if not job.state.is_final]
-    stopping = [job for job in waiting if job.cancel_requested]
+    begun = [(b, store.get_job(b.job_id)) for b in store.open_batches() if b.job_id is not None]
+    waiting = [(batch, job) for batch, job in begun if not job.state.is_final]
+    stopping = [(batch, job) for batch, job in waiting if job.cancel_requested]
     return next(iter([*stopping, *waiting]), None)
 
 
@@ -53,16 +55,17 @@ def run_next(
     wants_stop: Callable[[], bool] = lambda: False,
 ) -> bool:
     """Do one job, if there is one. Raises as `run_jobs`, and `StoreError` and `ObjectError`."""
-    job = next_job(store)
-    if job is None:
+    found = next_job(store)
+    if found is None:
         return False
+    batch, job = found
     watcher = Watcher(lambda: nullcontext(lambda *_: None), log.info, wants_stop)
     log.info("job %s of tenant %s begins", job.job_id, job.tenant)
     try:
         run_job(settings, spec_of(job), job, watcher)
     except UsageError as error:  # will not pass: its model's files, or its numeric class
         log.error("job %s cannot be run: %s", job.job_id, error)
-        if job.cancel_requested:
-            raise StoreError(f"job {job.job_id} cannot even be stopped: {error}") from None
+        # The job cannot even be published here; what it has finished stays in the store.
+        store.end_batch(batch.batch_id, not_run(job.job_id))
         client.cancel(job.job_id, NOT_SERVED)
     return True
