@@ -77,6 +77,14 @@ def test_a_file_above_the_limit_is_refused(tmp_path: Path, served: Served) -> No
     assert tmp_path.exists()
 
 
+def test_a_client_that_still_sends_hears_that_its_file_is_too_large(served: Served) -> None:
+    object.__setattr__(served.service, "most_file_bytes", 1000)
+    for size in (200_000, 20_000_000):
+        with pytest.raises(openai.APIStatusError) as caught:
+            served.client().files.create(file=b"x" * size, purpose="batch")
+        assert caught.value.status_code == 413
+
+
 @pytest.mark.parametrize(
     ("purpose", "content", "param"), [("vision", CONTENT, "purpose"), ("batch", b"", "file")]
 )
