@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from specbatch.jobs.cli.connect import forgiving_enqueue, load_settings
+from specbatch.jobs.cli.connect import check_broker, forgiving_enqueue, load_settings
 from specbatch.jobs.cli.console import remark
 from specbatch.schemas.errors import MissingExtraError, UsageError
 from specbatch.schemas.extras import require_engine_extra
@@ -22,6 +22,7 @@ from specbatch.schemas.settings import Settings
 if TYPE_CHECKING:
     from specbatch.jobs.serve.app import Service
     from specbatch.jobs.serve.keeper import Keeper
+    from specbatch.jobs.serve.models import ServedModel
 
 GRACE_SEC = 10  # for requests under way when the service ends
 MOST_CONNECTIONS = 512
@@ -67,8 +68,7 @@ def serve(
     served = load_models(models)
     settings = serving_settings(dir)
     embedded = is_embedded(settings)
-    if embedded:
-        require_engine_extra()
+    _check(settings, served.values(), embedded)
     shelf = Shelf(dir.absolute(), settings.store_mode)
     shelf.make()
     busy = f"another `specbatch serve` uses {dir}"
@@ -90,6 +90,24 @@ def serve(
             most_open=max_open_batches,
         )
         _listen(service, keeper, settings, embedded, host, port)
+
+
+def _check(settings: Settings, served: Iterable[ServedModel], embedded: bool) -> None:
+    """Refuse now what would fail every batch. Raises `SpecbatchError`."""
+    if not embedded:
+        check_broker(settings)
+        return
+    require_engine_extra()
+    if settings.tensor_parallel > 1:
+        raise UsageError(
+            "SPECBATCH_TENSOR_PARALLEL is for `specbatch worker`: unset it, or set "
+            "SPECBATCH_BROKER_URL and start workers"
+        )
+    from specbatch.pipeline.engines.models.model_folder import check_folder
+
+    for model in served:
+        for ref in model.refs:
+            check_folder(ref)
 
 
 def serving_settings(folder: Path) -> Settings:

@@ -19,6 +19,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from specbatch.jobs.serve.batches import BatchView, file_json, list_json, new_batch
 from specbatch.jobs.serve.errors import ApiError, as_api_error, unknown
@@ -159,6 +160,8 @@ async def _in_time(chunks: AsyncIterator[bytes], silence_sec: float) -> AsyncIte
         try:
             async with asyncio.timeout(silence_sec):
                 chunk = await anext(chunks, None)
+        except ClientDisconnect:
+            raise ApiError(400, "the request was cut off: send it again") from None
         except TimeoutError:
             raise ApiError(408, f"nothing came for {silence_sec:g} s: send it again") from None
         if chunk is None:

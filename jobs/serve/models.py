@@ -19,7 +19,7 @@ from typing import Any
 from specbatch.pipeline.operations.spec_input import read_spec_file, resolved_spec
 from specbatch.schemas.errors import SpecError, UsageError
 from specbatch.schemas.openai_formats import CHATS, URLS
-from specbatch.schemas.spec import JobSpec
+from specbatch.schemas.spec import JobSpec, model_ref
 
 FORMATS = {url: format for format, url in URLS.items()}  # by endpoint
 _NAME = re.compile(r"[\w.:+-][\w.:+/ -]{0,99}")
@@ -34,6 +34,12 @@ class ServedModel:
     name: str
     values: Mapping[str, Any]  # of a job's spec
     base: Path  # of its relative paths
+
+    @property
+    def refs(self) -> list[str]:
+        """Its verifier and, if it has one, its draft model: absolute folders or hub ids."""
+        names = filter(None, (self.values.get("verifier"), self.values.get("proposer")))
+        return [model_ref(name, self.base) for name in names]
 
     def spec(
         self, input_path: Path, endpoint: str, output: Path, tenant: str, window_sec: float

@@ -24,11 +24,12 @@ PAGE_ROWS = 200  # of the store at once
 
 def lines_so_far(store: Store, batch: BatchRow, job: JobRow) -> Iterator[bytes]:
     """Each finished request once, in input order. Raises `ApiError` if the store has no texts."""
-    if job.privacy is not PrivacyMode.FULL:
+    why = None if job.privacy is PrivacyMode.FULL else f"its privacy is {job.privacy}"
+    if job.purged_at is not None:
+        why = "it was purged"
+    if why is not None:
         raise ApiError(
-            409,
-            f"texts of this batch are only in its output: its privacy is {job.privacy}",
-            "texts_not_kept",
+            409, f"texts of this batch are in its output file alone: {why}", "texts_not_kept"
         )
     return _lines(store, batch, job)
 
