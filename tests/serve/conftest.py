@@ -15,7 +15,7 @@ import orjson
 import pytest
 import uvicorn
 
-from specbatch.jobs.cli.connect import silent
+from specbatch.jobs.cli.connect import forgiving_enqueue
 from specbatch.jobs.serve.app import Service, make_app
 from specbatch.jobs.serve.keeper import Keeper
 from specbatch.jobs.serve.keys import make_key
@@ -54,14 +54,19 @@ class Served:
 
 
 @contextmanager
-def serving(folder: Path, models: dict[str, ServedModel], **options: Any) -> Iterator[Served]:
+def serving(
+    folder: Path,
+    models: dict[str, ServedModel],
+    broker_url: str = "memory://",
+    **options: Any,
+) -> Iterator[Served]:
     """A service on `folder` with these models; `options` are fields of `Service`."""
     migrated(folder / "specbatch.db")
-    settings = Settings(workspace=str(folder), sweep_interval_sec=0.3)
+    settings = Settings(workspace=str(folder), broker_url=broker_url, sweep_interval_sec=0.3)
     shelf = Shelf(folder)
     shelf.make()
     store = make_store(settings)
-    client = make_client(settings, silent, store)
+    client = make_client(settings, forgiving_enqueue(settings), store)
     keeper = Keeper(store, client, shelf, models, most_requests=100)
     service = replace(Service(store, client, shelf, models, since=1_700_000_000), **options)
     sock = socket.create_server(("127.0.0.1", 0))  # listens: who connects early waits
