@@ -11,7 +11,7 @@ export PIP_ROOT_USER_ACTION := ignore
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo docs docs-serve check test test-integrations test-vllm test-long lint types format
+.PHONY: help demo docs docs-serve check test test-integrations test-serve test-vllm test-long lint types format
 .PHONY: bench-overhead bench-eta bench-savings bench-scale bench-drain bench-ledger bench-report
 .PHONY: bench-bad-candidates bench-collapse bench-nights bench-slow-falls bench-depth bench-engine bench-kernels bench-memory bench-gpu bench-vllm bench-vllm-nights bench-exactness bench-acceptance bench-trees bench-grammars clean distclean wheel
 
@@ -32,6 +32,9 @@ test-integrations: $(VENV)/.dev ## Airflow, Dagster, a browser, the docs' comman
 	@tools/setup/ensure-servers integrations
 	@PYTHON=$(BIN)/python tools/setup/dag-venvs
 	@tools/setup/run-tests --tier integration $(ARGS)
+
+test-serve: $(VENV)/.dev ## `specbatch serve`, asked by OpenAI's own client, and killed
+	@tools/setup/run-tests --tier unit,pipeline,integration tests/serve $(ARGS)
 
 IN_VLLM = PYTHONPATH=tests $(VENV)-vllm/bin/python -m pytest -q -p no:cacheprovider -c /dev/null --rootdir tests/vllm_engine --confcutdir tests/vllm_engine/inside tests/vllm_engine/inside
 test-vllm: $(VENV)/.dev ## the vLLM engine on vLLM's build for processors, in an environment of its own of 3.5 GB

@@ -34,6 +34,7 @@ from specbatch.schemas.numeric_class import (
     engine_of,
     key_with,
 )
+from specbatch.schemas.openai_formats import EITHER, OPENAI_FORMATS
 from specbatch.schemas.own_proposer import OwnProposer, Proposer, proposer_at
 from specbatch.schemas.policies import PolicySpec
 from specbatch.schemas.privacy import SEALED
@@ -199,9 +200,12 @@ class InputSpec(Part):
         min_length=1,
         description="file, folder, glob, s3:// or another store of Parquet, Arrow, CSV or JSONL",
     )
-    format: Literal["auto", "parquet", "arrow", "csv", "jsonl", "openai"] = Field(
-        default="auto",
-        description="csv: TSV too; openai: a batch file of custom_id and body.messages",
+    format: Literal["auto", "parquet", "arrow", "csv", "jsonl", "openai", "openai-completions"] = (
+        Field(
+            default="auto",
+            description="csv: TSV too; openai: a batch file of custom_id and body.messages, "
+            "openai-completions: of body.prompt",
+        )
     )
     delimiter: str | None = Field(
         default=None, description="of CSV; default: a tab in .tsv files, else a comma"
@@ -266,9 +270,9 @@ class InputSpec(Part):
 
     @model_validator(mode="after")
     def _bodies_carry_their_own(self) -> InputSpec:
-        if self.format == "openai" and self.sampling_column is not None:
+        if self.format in OPENAI_FORMATS and self.sampling_column is not None:
             raise ValueError("sampling_column is not for openai files: their bodies say it")
-        if self.format == "openai" and self.is_templated:
+        if self.format in OPENAI_FORMATS and self.is_templated:
             raise ValueError(NO_TEMPLATE_OF_BODIES)
         return self
 
@@ -626,7 +630,7 @@ class JobSpec(Part):
     @model_validator(mode="after")
     def _best_by_has_a_choice(self) -> JobSpec:
         by, n = (self.output.best_by, self.output.keep_best), self.sampling.n
-        own_n = self.input.format in ("auto", "openai") or self.input.sampling_column is not None
+        own_n = self.input.format in EITHER or self.input.sampling_column is not None
         if (problem := why_no_choice(*by, n, own_n)) is not None:
             raise ValueError(problem)
         return self

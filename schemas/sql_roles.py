@@ -54,6 +54,9 @@ TABLES = (
     "schedule_runs",
     "notifications",
     "draft_switches",
+    "files",
+    "batches",
+    "api_keys",
     "alembic_version",
 )
 VIEWS = ("token_record",)
@@ -129,8 +132,9 @@ RIGHTS: Mapping[str, Rights] = {
     OPERATOR: Rights(
         inserts=(
             *("audit_log", "schedule_runs", "draft_switches", "models", "deployments"),
-            *("rollouts", "pair_trials"),
+            *("rollouts", "pair_trials", "files", "batches", "api_keys"),
         ),
+        deletes=("files",),  # by their owners
         inserted={
             "jobs": (
                 *("job_id", "name", "tenant", "spec", "spec_digest", "verifier", "proposer"),
@@ -161,6 +165,13 @@ RIGHTS: Mapping[str, Rights] = {
             "deployments": ("ended_at", "ended_by", "end_reason"),
             "rollouts": ("outcome", "ended_at", "ended_by", "end_reason"),
             "pair_trials": ("pays", "reason", "figures", "tried_at", "tried_by"),
+            "batches": (
+                *("phase", "model", "job_id", "status", "errors", "requests", "completed"),
+                *("failed", "output_file_id", "error_file_id", "in_progress_at", "cancelling_at"),
+                *("finalizing_at", "ended_at"),
+            ),
+            "files": ("created_at",),  # whoever locks a row may update some column of it
+            "api_keys": ("revoked_at",),
         },
         sequences=("draft_switches_id_seq", "deployments_id_seq", "rollouts_id_seq"),
         functions=(months.FUNCTION,),

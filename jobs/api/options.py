@@ -23,7 +23,9 @@ class SpecOptions(TypedDict, total=False):
     field means, and its default."""
 
     # Input
-    format: Literal["auto", "parquet", "arrow", "csv", "jsonl", "openai"] | None
+    format: (
+        Literal["auto", "parquet", "arrow", "csv", "jsonl", "openai", "openai-completions"] | None
+    )
     delimiter: str | None
     prompt_column: str | None
     prompt_kind: Literal["auto", "text", "token_ids", "messages"] | None

@@ -33,7 +33,9 @@ def _option(name: str, text: str, panel: str | None = None, **more: Any) -> type
 Input = Annotated[
     Text, _option("--input", "file, folder, glob or s3:// of Parquet, Arrow, CSV or JSONL", _IN)
 ]
-Format = Annotated[Text, _option("--format", "auto, parquet, arrow, csv, jsonl or openai", _IN)]
+Format = Annotated[
+    Text, _option("--format", "auto, parquet, arrow, csv, jsonl, openai or openai-completions", _IN)
+]
 Delimiter = Annotated[Text, _option("--delimiter", "of CSV: a comma, or a tab in .tsv files", _IN)]
 PromptColumn = Annotated[Text, _option("--prompt-column", "column with the prompt", _IN)]
 PromptKind = Annotated[Text, _option("--prompt-kind", "auto, text, token_ids or messages", _IN)]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 PromptKind = Literal["auto", "text", "token_ids", "messages"]
-Format = Literal["parquet", "arrow", "csv", "jsonl", "openai"]
+Format = Literal["parquet", "arrow", "csv", "jsonl", "openai", "openai-completions"]
 
 ROWS_PER_BATCH = 4096
 BYTES_PER_BATCH = 8 << 20  # of input, roughly

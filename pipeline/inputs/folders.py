@@ -19,6 +19,7 @@ _SUFFIXES = {
     "csv": (".csv", ".tsv", ".csv.gz", ".tsv.gz"),
     "jsonl": (".jsonl", ".jsonl.gz"),
     "openai": (".jsonl", ".jsonl.gz"),
+    "openai-completions": (".jsonl", ".jsonl.gz"),
 }
 _NAMES = {"parquet": "Parquet", "arrow": "Arrow", "csv": "CSV", "jsonl": "JSONL"}
 _FIRST = ("parquet", "jsonl")

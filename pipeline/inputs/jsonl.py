@@ -24,11 +24,13 @@ from specbatch.pipeline.inputs.contract import (
     RawRow,
     files_from,
 )
+from specbatch.pipeline.inputs.openai_lines import read_line
 from specbatch.pipeline.inputs.prompt_template import check_columns, columns_of
 from specbatch.pipeline.inputs.text_files import BOM, check_unchanged, open_text, reading
 from specbatch.pipeline.storage.object_store import ObjectInfo
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.errors import InputError
+from specbatch.schemas.openai_formats import CHATS, COMPLETIONS, OPENAI_FORMATS
 from specbatch.schemas.records import SourcePosition
 from specbatch.schemas.spec import NO_TEMPLATE_OF_BODIES, InputSpec
 
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 MAX_LINE_BYTES = MAX_ROW_BYTES
 _LINES_CHECKED = 100  # by the preflight, per file
 _PASSED_BY_BYTES = 1 << 20
-_CHAT_URL = "/v1/chat/completions"
+_KINDS: dict[Format, PromptKind] = {CHATS: "messages", COMPLETIONS: "auto"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +54,22 @@ class _Giant:
 
 
 class JsonlSource:
-    """A list of JSONL files; `format` openai reads `custom_id` and `body` of each line."""
+    """A list of JSONL files; the formats of OpenAI read `custom_id` and `body` of each line."""
 
     def __init__(self, spec: InputSpec, objects: Objects, files: list[ObjectInfo], name: Format):
         self.files = files
         self.format = name
-        if name == "openai" and spec.sampling_column is not None:
+        is_openai = name in OPENAI_FORMATS
+        if is_openai and spec.sampling_column is not None:
             raise InputError("input.sampling_column is not for openai files: their bodies say it")
-        if name == "openai" and spec.is_templated:
+        if is_openai and spec.is_templated:
             raise InputError(f"{spec.uri} is an OpenAI batch file: {NO_TEMPLATE_OF_BODIES}")
         self._spec = spec
         self._objects = objects
-        self._id = "custom_id" if name == "openai" else spec.id_column or "id"
+        self._id = "custom_id" if is_openai else spec.id_column or "id"
         self._tag = spec.tag_column or "tag"
-        self._prompt = "body" if name == "openai" else spec.read_prompt_column
-        self._kind: PromptKind = "messages" if name == "openai" else spec.prompt_kind
+        self._prompt = "body" if is_openai else spec.read_prompt_column
+        self._kind: PromptKind = _KINDS.get(name, spec.prompt_kind)
         self.has_ids = True  # any line may have one
 
     @cached_property
@@ -203,8 +206,8 @@ class JsonlSource:
         value = _parse(line)
         if isinstance(value, tuple):
             return RawRow(problem=value)
-        if self.format == "openai":
-            return self._request(value)
+        if self.format in OPENAI_FORMATS:
+            return read_line(value, value.get(self._tag), self.format)
         return RawRow(
             value.get(self._id),
             value.get(self._prompt) if self._prompt else None,
@@ -213,19 +216,6 @@ class JsonlSource:
             sampling=value.get(self._spec.sampling_column) if self._spec.sampling_column else None,
             columns={name: value.get(name) for name in self._named} if self._named else None,
         )
-
-    def _request(self, value: dict[str, Any]) -> RawRow:
-        row = RawRow(id=value.get("custom_id"), tag=value.get(self._tag))
-        body, url, method = value.get("body"), value.get("url", _CHAT_URL), value.get("method")
-        if row.id is None or row.id == "":
-            row.problem = ("bad_parameter", "custom_id is missing")
-        elif not isinstance(body, dict):
-            row.problem = ("bad_json", "body is not a JSON object")
-        elif url != _CHAT_URL or method not in (None, "POST"):
-            row.problem = ("unsupported_parameter", f"only POST {_CHAT_URL} is supported")
-        else:
-            row.body, row.prompt = body, body.get("messages")
-        return row
 
 
 def _lines(file: BinaryIO, begin: int) -> Iterator[tuple[int, int, bytes | _Giant]]:

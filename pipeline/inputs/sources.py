@@ -34,6 +34,7 @@ from specbatch.pipeline.inputs.text_files import BOM, GZIP, open_text, reading
 from specbatch.pipeline.storage.object_store import ObjectInfo
 from specbatch.pipeline.storage.objects import Objects, tidy
 from specbatch.schemas.errors import InputError, ObjectError
+from specbatch.schemas.openai_formats import format_of_url
 from specbatch.schemas.spec import InputSpec
 
 
@@ -197,7 +198,9 @@ def _format(spec: InputSpec, files: list[ObjectInfo], objects: Objects) -> Forma
             f"{first.uri} is neither Parquet nor JSONL; if it is one of these or CSV, set "
             "input.format"
         )
-    return "openai" if line and "custom_id" in line and "body" in line else "jsonl"
+    if line and "custom_id" in line and "body" in line:
+        return cast(Format, format_of_url(line.get("url")))
+    return "jsonl"
 
 
 def _first_line(file: Any) -> dict[str, Any] | None:

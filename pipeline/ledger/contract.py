@@ -33,6 +33,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from specbatch.pipeline.audit.accounts import AccountRows
+from specbatch.pipeline.ledger.serving import Serving
 from specbatch.schemas.audit import (
     AuditRecord,
     Correctness,
@@ -96,7 +97,7 @@ SUCCESS_SEC = 35 * 86_400.0  # and its last success: longer than any month and w
 MOST_JOBS = 10_000  # of one answer of `ended_jobs`
 
 
-class Store(Protocol):
+class Store(Serving, Protocol):
     """Jobs, groups, leases, completions, what drafting taught, schedules, the audit log, time."""
 
     # --- jobs -------------------------------------------------------------------------------

@@ -45,6 +45,7 @@ MIN_PREFIX = 6  # characters of a job id that are enough to name it
 MOST_NAMED = 4  # of several jobs whose ids begin alike
 MOST_TESTED = 2000.0  # draft tokens that a prior rests on: so that newer runs weigh more
 
+_DEADLINE = "its deadline of "
 _BUDGET = "its budget of $"
 _STEPS = {(Stage.PROPOSE, Stage.VERIFY), (Stage.VERIFY, Stage.RECORD)}
 
@@ -256,10 +257,15 @@ def reason_to_stop(
     """In words, why a job must stop; None: it need not."""
     if is_late and deadline_at is not None:
         when = datetime.fromtimestamp(deadline_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        return f"its deadline of {when} passed"
+        return f"{_DEADLINE}{when} passed"
     if budget_usd is not None and spent_usd >= budget_usd:
         return f"{_BUDGET}{budget_usd:g} was spent"
     return None
+
+
+def deadline_passed(stop_reason: str | None) -> bool:
+    """Whether this is why a job was stopped."""
+    return stop_reason is not None and stop_reason.startswith(_DEADLINE)
 
 
 def budget_was_spent(stop_reason: str | None) -> bool:

@@ -21,11 +21,10 @@ from specbatch.pipeline.privacy.tenants import KEPT_FIELDS, TEXT_FIELDS
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.encryption import Cipher, no_key
 from specbatch.schemas.errors import UsageError
+from specbatch.schemas.openai_formats import OPENAI_FORMATS
 from specbatch.schemas.privacy import SEALED
 from specbatch.schemas.records import CompletionRecord, JobRow, PromptRow
 from specbatch.schemas.spec import JobSpec, spec_of
-
-OPENAI = "openai"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +40,10 @@ class Given:
         if self.row is not None:
             return [self.row.encode().strip()]
         text = self.text or ""
-        if _format(job, spec) == OPENAI or spec.input.is_templated:
-            made = "the requests" if _format(job, spec) == OPENAI else "a template and columns"
+        if _format(job, spec) in OPENAI_FORMATS or spec.input.is_templated:
+            made = (
+                "the requests" if _format(job, spec) in OPENAI_FORMATS else "a template and columns"
+            )
             raise UsageError(
                 f"prompts of job {job.job_id} were made of {made}: give the whole row with --row"
             )
@@ -87,7 +88,7 @@ def _read(
     line: bytes,
 ) -> PromptRow | None:
     """The row of a line, read and checked as an input's; None where that would quarantine it."""
-    name = "openai" if _format(job, spec) == OPENAI else "jsonl"
+    name = _format(job, spec) if _format(job, spec) in OPENAI_FORMATS else "jsonl"
     with objects.temp_folder() as folder:
         path = folder / "row.jsonl"
         path.touch(mode=0o600)

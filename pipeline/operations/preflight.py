@@ -27,6 +27,7 @@ from specbatch.pipeline.storage.objects import ASKED_RETRY_SEC, Objects
 from specbatch.schemas.arrow import output_schema
 from specbatch.schemas.best_by import NO_JUDGE_HERE, why_no_choice
 from specbatch.schemas.errors import InputError, ObjectError, SpecError, UsageError
+from specbatch.schemas.openai_formats import OPENAI_FORMATS
 from specbatch.schemas.policies import JUDGE, PATTERNS
 from specbatch.schemas.settings import EXACT
 from specbatch.schemas.spec import JobSpec
@@ -61,7 +62,7 @@ def check_policies(spec: JobSpec, engine: str) -> None:
 def check_best_by(spec: JobSpec, source: Source) -> None:
     """Raise `SpecError` where no row can have more completions than are published."""
     output, column = spec.output, spec.input.sampling_column
-    own_n = source.format == "openai" or column is not None
+    own_n = source.format in OPENAI_FORMATS or column is not None
     problem = why_no_choice(output.best_by, output.keep_best, spec.sampling.n, own_n)
     if problem is not None:
         raise SpecError(f"job spec: {problem}")

@@ -31,6 +31,7 @@ from specbatch.pipeline.storage.objects import Objects, join
 from specbatch.pipeline.storage.prompts import in_order
 from specbatch.schemas.errors import ObjectError, UsageError
 from specbatch.schemas.numeric_class import samples_by_seed
+from specbatch.schemas.openai_formats import OPENAI_FORMATS
 from specbatch.schemas.policies import PATTERNS, PolicySpec, Ruling
 from specbatch.schemas.privacy import NOT_KEPT
 from specbatch.schemas.records import CompletionRecord, JobRow, PromptRow, Verification
@@ -166,7 +167,7 @@ def may_be_checked(job: JobRow) -> None:
 
 def _may_sample(job: JobRow) -> bool:
     sampling, given = (job.spec.get(part) or {} for part in ("sampling", "input"))
-    own = given.get("sampling_column") or given.get("format") == "openai"
+    own = given.get("sampling_column") or given.get("format") in OPENAI_FORMATS
     return bool(sampling.get("temperature") or own)
 
 

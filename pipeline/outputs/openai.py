@@ -24,6 +24,7 @@ import orjson
 
 from specbatch.pipeline.outputs.names import OPENAI
 from specbatch.pipeline.outputs.tool_calls import calls_in
+from specbatch.schemas.openai_formats import CHATS
 from specbatch.schemas.records import CompletionRecord, FinishReason, RejectedRow
 
 Decode = Callable[[Sequence[int]], str]
@@ -76,13 +77,16 @@ class OpenAIFiles:
     """Writes both files while rows stream through it."""
 
     def __init__(
-        self, folder: Path, job_id: str, created: int, decode: Decode | None = None
+        self,
+        folder: Path,
+        job_id: str,
+        created: int,
+        decode: Decode | None = None,
+        format: str = CHATS,
     ) -> None:
-        self._job_id = job_id
-        self._created = created
+        self._lines = Lines(job_id, created, decode, format)
         self._paths = (folder / OPENAI[0], folder / OPENAI[1])
         self._counts = [0, 0]
-        self._tokens = token_texts(decode)
 
     def watching(
         self, rows: Iterable[CompletionRecord | RejectedRow]
@@ -91,7 +95,7 @@ class OpenAIFiles:
         with self._paths[0].open("wb") as output, self._paths[1].open("wb") as errors:
             for _, group in groupby(rows, key=lambda row: row.row_index):
                 samples = list(group)
-                line = self._line(samples)
+                line = self._lines.line(samples)
                 failed = line["error"] is not None
                 self._counts[failed] += 1
                 (errors if failed else output).write(
@@ -103,7 +107,22 @@ class OpenAIFiles:
         """(file, lines) of both files, after all rows have passed."""
         return list(zip(self._paths, self._counts, strict=True))
 
-    def _line(self, samples: list[CompletionRecord | RejectedRow]) -> dict[str, Any]:
+
+class Lines:
+    """Makes the lines of a job's requests."""
+
+    def __init__(
+        self, job_id: str, created: int, decode: Decode | None = None, format: str = CHATS
+    ) -> None:
+        """`created`: seconds since the epoch; `decode`: of tokens, for log-probabilities;
+        `format`: of the requests."""
+        self._are_chats = format == CHATS
+        self._job_id = job_id
+        self._created = created
+        self._tokens = token_texts(decode)
+
+    def line(self, samples: Sequence[CompletionRecord | RejectedRow]) -> dict[str, Any]:
+        """The line of a request with all of its samples."""
         first = samples[0]
         line = {
             "id": self._id("batch_req_", first.row_index),
@@ -129,8 +148,8 @@ class OpenAIFiles:
             "status_code": 200,
             "request_id": self._id("req_", first.row_index),
             "body": {
-                "id": self._id("chatcmpl-", first.row_index),
-                "object": "chat.completion",
+                "id": self._id("chatcmpl-" if self._are_chats else "cmpl-", first.row_index),
+                "object": "chat.completion" if self._are_chats else "text_completion",
                 "created": self._created,
                 "model": first.verifier,
                 "choices": [self._choice(i, sample) for i, sample in enumerate(samples)],
@@ -147,11 +166,15 @@ class OpenAIFiles:
         return prefix + hashlib.sha256(of.encode()).hexdigest()[:24]
 
     def _choice(self, index: int, sample: CompletionRecord) -> dict[str, Any]:
+        reason = _FILTERED if sample.is_withheld else sample.finish_reason.value
+        if not self._are_chats:
+            text = "" if sample.is_withheld else sample.text
+            return {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
         return {
             "index": index,
             "message": self._message(sample),
             "logprobs": openai_logprobs(sample, self._tokens),
-            "finish_reason": _FILTERED if sample.is_withheld else sample.finish_reason.value,
+            "finish_reason": reason,
         }
 
     def _message(self, sample: CompletionRecord) -> dict[str, Any]:

@@ -188,7 +188,7 @@ class OutputWriter:
         completions: Iterable[CompletionRecord],
         rejected: Iterable[RejectedRow],
         *,
-        openai: bool = False,
+        openai: str | None = None,
         created: int = 0,
         decode: Callable[[Sequence[int]], str] | None = None,
         info: Mapping[str, Any] | None = None,
@@ -199,12 +199,13 @@ class OutputWriter:
     ) -> Manifest:
         """Publish everything and return the manifest; both inputs must be in input order.
 
-        `openai` adds the OpenAI batch files, with `created` (seconds since the epoch) in them;
-        `decode` turns tokens into text, only for their log-probabilities. `info` goes into the
-        manifest unchanged. `beside` are local files of the remaining work, with their row counts;
-        they move to the output. `still_mine` is called before each change. It raises if another
-        worker publishes the job by now, whose finished files must stay untouched. `kept` adds
-        columns of the input. `quarantines`: malformed texts go into a file of their own. Raises
+        `openai`, a format of `OPENAI_FORMATS`, adds its batch files, with `created` (seconds since
+        the epoch) in them; `decode` turns tokens into text, only for their log-probabilities.
+        `info` goes into the manifest unchanged. `beside` are local files of the remaining work,
+        with their row counts; they move to the output. `still_mine` is called before each change.
+        It raises if another worker publishes the job by now, whose finished files must stay
+        untouched. `kept` adds columns of the input. `quarantines`: malformed texts go into a file
+        of their own. Raises
         `OutputError`, `ObjectError`, and what reading them raises.
         """
         self._still_mine = still_mine or _unasked
@@ -215,7 +216,7 @@ class OutputWriter:
             taken = apart.watching(completions) if apart else completions
             inputs: list[Iterable[OutputRow]] = [taken, rejected]
             rows = heapq.merge(*inputs, key=attrgetter("row_index"))
-            extra = OpenAIFiles(folder, self._job_id, created, decode) if openai else None
+            extra = OpenAIFiles(folder, self._job_id, created, decode, openai) if openai else None
             counts: Counter[type] = Counter()
             counted = _counted(extra.watching(rows) if extra else rows, counts)
             parts = tuple(self._write_parts(counted, folder, kept))

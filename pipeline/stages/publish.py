@@ -37,6 +37,7 @@ from specbatch.pipeline.storage.prompts import reader
 from specbatch.schemas.audit import Head, PublishedManifest
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.mapper import without_details
+from specbatch.schemas.openai_formats import openai_format
 from specbatch.schemas.policies import HeldBack, Place
 from specbatch.schemas.records import (
     FIRST_SPLIT_INDEX,
@@ -112,7 +113,7 @@ def _write(
         manifest = writer.write(
             rows,
             rejected,
-            openai=(input_format or spec.input.format) == "openai",
+            openai=openai_format(input_format or spec.input.format),
             created=int(job.created_at),
             decode=context.decode(job),
             info=_info(job, spec, store.log_head(job.job_id)) | revision_of(reviews),

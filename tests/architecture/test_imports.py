@@ -42,6 +42,7 @@ NESTED: dict[str, tuple[tuple[str, ...], ...]] = {
     "pipeline.engines.exact.model": (("batch_invariant",), (".",)),
     "jobs": (
         ("bench", "chaos", "demo", "schedules", "running"),
+        ("serve",),
         *(("cli",), (".",), ("api", "dags"), ("examples",)),
     ),
     "jobs.bench": (("peers",), (".",)),
@@ -149,6 +150,7 @@ def assert_no_circle(graph: dict[str, set[str]]) -> None:
 KEPT_TO = {
     "sqlalchemy": (
         *("pipeline.ledger.sql", "schemas.tables", "schemas.audit_tables"),
+        "schemas.serving_tables",
         *("schemas.text_columns", "schemas.token_arrays", "schemas.mapper", "migrations"),
         "benchmarks",
     ),
@@ -161,6 +163,9 @@ KEPT_TO = {
         "benchmarks.vllm_nights",
     ),
     "jinja2": ("pipeline.inputs.prompt_child", "pipeline.observe.report", "tools.site"),
+    "fastapi": ("jobs.serve",),
+    "starlette": ("jobs.serve",),
+    "uvicorn": ("jobs.cli.serve",),
     "kombu": ("workers", "jobs", "benchmarks"),
     "airflow": ("jobs.dags", "jobs.examples"),
     "dagster": ("jobs.dags", "jobs.examples"),

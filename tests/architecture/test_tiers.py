@@ -12,7 +12,7 @@ from support.tiers import COLLECTED, FOLDERS, NEEDS, TIER_OF, TIERS, tier_of
 from support.tree import ROOT
 
 TARGETS = {"check": "unit", "test": "unit,pipeline", "test-integrations": "integration",
-           "test-long": "long"}  # fmt: skip
+           "test-serve": "unit,pipeline,integration", "test-long": "long"}  # fmt: skip
 
 
 def test_every_test_of_this_run_is_in_one_tier(pytestconfig: pytest.Config) -> None:

@@ -55,7 +55,7 @@ SHARED = {
 FILES = {"howto/schedules.md": "jobs/schedules/nightly.yaml"}
 
 # A page whose commands use what another page has made.
-AFTER = {
+AFTER = {"howto/serve.md": "howto/openai-batch.md"} | {
     f"runbooks/{name}.md": "howto/schedules.md"
     for name in ("NightlyRunMissing", "NightlyRunFailed")
 }
@@ -74,6 +74,8 @@ SUBSTITUTES = (
     ("redis://broker:6379/0", "{redis}"),
     ("postgresql://specbatch:secret@db/specbatch", "{postgres}"),
     ("acceptance NAME --tenant TENANT", "acceptance nightly --tenant search"),
+    ("127.0.0.1:8000", "127.0.0.1:{port}"),
+    ("--port 8000", "--port {port}"),
     # Shorter, not other: fewer tokens, sizes and runs.
     ("max_tokens: 64", "max_tokens: 8"),
     ("--max-tokens 48", "--max-tokens 8"),

@@ -22,12 +22,12 @@ from docs.elsewhere import SUBSTITUTES
 from docs.pages import program_of
 
 from specbatch.jobs.cli import console, main, submit_job
-from support.servers import PrivatePostgres, PrivateRedis, PrivateS3
+from support.servers import PrivatePostgres, PrivateRedis, PrivateS3, free_port
 from support.tree import ROOT
 from support.workers import BIN, WorkerProcess
 
 OURS = {"specbatch": main.main, "submit-job": submit_job.main}
-SERVICES = ("worker", "scheduler", "top")  # go on until they are told to end
+SERVICES = ("worker", "scheduler", "serve", "top")  # go on until they are told to end
 FORKING = ("chaos",)  # makes processes from itself: not from a test's
 BUCKETS = ("prompts", "completions", "specbatch-work")
 WIDTH = 110
@@ -193,7 +193,8 @@ def with_servers(
         "no_proxy": "127.0.0.1",
     }
     database = postgres.create_database()
-    values = {"redis": redis.url_of(redis.databases - 1), "postgres": database}
+    port = str(free_port())
+    values = {"redis": redis.url_of(redis.databases - 1), "postgres": database, "port": port}
     session = Session(folder, values, base)
     import boto3
 

@@ -111,7 +111,7 @@ def test_an_output_on_a_full_disk_is_not_finished_and_can_be_written_later(
     rows = [completion(row, text=os.urandom(2000).hex()) for row in range(50)]
 
     def write() -> None:
-        OutputWriter(objects, uri, "job00000000000001").write(rows, [], openai=True)
+        OutputWriter(objects, uri, "job00000000000001").write(rows, [], openai="openai")
 
     with small_files(), pytest.raises((ObjectError, OutputError)) as caught:
         write()

@@ -11,6 +11,7 @@ import orjson
 import pyarrow.parquet as pq
 import pytest
 from ingest.making import completion
+from openai.types import Completion
 
 from specbatch.pipeline.outputs.outputs import OutputWriter, read_manifest, read_output
 from specbatch.pipeline.outputs.parts import columns_of_job
@@ -110,7 +111,10 @@ def test_openai_files_tell_log_probabilities_as_openai_does(tmp_path: Path) -> N
     texts = {0: "", 3: "c", 5: " é", 6: "\ufffd", 8: "a", 9: "\n"}
     asked = [completion(0, top_logprobs=TOPS), completion(0, 1, top_logprobs=(((), ()),) * 3)]
     OutputWriter(Objects(), str(tmp_path), "job-a").write(
-        [*asked, completion(3)], [], openai=True, decode=lambda ids: "".join(texts[i] for i in ids)
+        [*asked, completion(3)],
+        [],
+        openai="openai",
+        decode=lambda ids: "".join(texts[i] for i in ids),
     )
     first, second = lines(Objects(), f"{tmp_path}/output.jsonl")
     both, own = first["response"]["body"]["choices"]
@@ -359,7 +363,7 @@ def test_openai_files_hold_one_line_per_request(place: tuple[Objects, str]) -> N
     objects, uri = place
     cancelled = completion(5, finish_reason=FinishReason.CANCELLED, text="")
     manifest = OutputWriter(objects, uri, "job-a").write(
-        [*COMPLETIONS, cancelled], REJECTED, openai=True, created=1_700_000_000
+        [*COMPLETIONS, cancelled], REJECTED, openai="openai", created=1_700_000_000
     )
     output = lines(objects, f"{uri}/output.jsonl")
     errors = lines(objects, f"{uri}/errors.jsonl")
@@ -394,7 +398,7 @@ def test_malformed_outputs_are_apart_and_an_error_where_they_were(
     bad = completion(0, 1, error=reason)
     given = [COMPLETIONS[0], bad, *COMPLETIONS[2:]]
     writer = OutputWriter(objects, uri, "job-a")
-    manifest = writer.write(given, REJECTED, openai=True, quarantines=True)
+    manifest = writer.write(given, REJECTED, openai="openai", quarantines=True)
     rows = read_output(uri, objects).to_pylist()
     assert [(row["row_index"], row["sample_index"]) for row in rows] == [
         *((0, 0), (0, 1), (1, 0), (2, 0), (3, 0), (4, 0)),
@@ -434,3 +438,15 @@ def test_who_wrote_malformed_jsonl_there_is_asked_for_another_place(
 
 def lines(objects: Objects, uri: str) -> list[dict[str, Any]]:
     return [orjson.loads(line) for line in objects.get_bytes(uri).splitlines()]
+
+
+def test_answers_to_completions_are_text(tmp_path: Path) -> None:
+    OutputWriter(Objects(), str(tmp_path / "out"), "job-a").write(
+        COMPLETIONS, [], openai="openai-completions", created=1_700_000_000
+    )
+    lines = (tmp_path / "out" / "output.jsonl").read_bytes().splitlines()
+    answers = [Completion.model_validate(orjson.loads(one)["response"]["body"]) for one in lines]
+    assert [[choice.text for choice in answer.choices] for answer in answers] == [
+        ["text 0/0", "text 0/1"], ["text 2/0"], ["text 3/0"],
+    ]  # fmt: skip
+    assert {answer.object for answer in answers} == {"text_completion"}

@@ -657,3 +657,32 @@ def test_bad_openai_lines_are_refused_one_by_one(check_lines: Callable[..., list
         "bad_json",
     ]  # fmt: skip
     assert [row.row_id for row in rows] == ["a", "a", None, "b", "c", "d", None]
+
+
+def test_completions_of_openai_have_one_prompt(check_lines: Callable[..., list[Row]]) -> None:
+    def request(**body: Any) -> dict[str, Any]:
+        return {"custom_id": str(body), "url": "/v1/completions", "body": body}
+
+    rows = check_lines(
+        [
+            request(prompt="hi", max_tokens=3, temperature=0.5, seed=4, n=2, echo=False, best_of=1),
+            request(prompt=[5, 6, 7]),
+            request(prompt=["hi", "ho"]),
+            request(prompt=[{"role": "user", "content": "hi"}]),
+            request(prompt="hi", messages=[]),
+            request(prompt="hi", tools=[]),
+            request(prompt="hi", logprobs=2),
+            request(prompt="hi", suffix="x"),
+            request(prompt="hi", wrong=1),
+            request(),
+            {**request(prompt="a"), "url": "/v1/chat/completions"},
+        ]
+    )
+    first, ids = rows[:2]
+    assert isinstance(first, PromptRow)
+    assert isinstance(ids, PromptRow)
+    assert (first.n, first.seed, first.overrides) == (2, 4, {"max_tokens": 3, "temperature": 0.5})
+    assert ids.prompt_ids == (5, 6, 7)
+    codes = [row.code if isinstance(row, RejectedRow) else "ok" for row in rows[2:]]
+    assert codes == ["wrong_type", "wrong_type", *["unsupported_parameter"] * 5, "null_prompt",
+                     "unsupported_parameter"]  # fmt: skip

@@ -30,12 +30,15 @@ from support.migrations import check, downgrade, revisions
 TABLES = {
     "acceptance_days",
     "acceptance_priors",
+    "api_keys",
     "audit_findings",
     "audit_log",
     "audits",
+    "batches",
     "completions",
     "decisions",
     "draft_switches",
+    "files",
     "groups",
     "jobs",
     "machine_knowledge",
@@ -139,7 +142,7 @@ def test_a_migrated_database_needs_no_further_migration(url: str) -> None:
     assert migrate.current(url) is None
     assert check(url) != []
     migrate.upgrade(url)
-    assert migrate.current(url) == migrate.head() == "0027"
+    assert migrate.current(url) == migrate.head() == "0028"
     assert check(url) == []
 
 
@@ -172,7 +175,7 @@ def test_down_and_up_again(url: str) -> None:
 def test_who_migrates_an_existing_database_says_that_earlier_versions_cannot_open_it(
     url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    said = "from revision 0001 to 0027: earlier versions of specbatch cannot open it"
+    said = "from revision 0001 to 0028: earlier versions of specbatch cannot open it"
     for revision, expected in (("0001", 0), ("head", 1), ("head", 1)):
         migrate.upgrade(url, revision)
         assert caplog.text.count(said) == expected

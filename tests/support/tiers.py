@@ -44,6 +44,7 @@ FOLDERS = {
     "privacy": "unit",
     "schedules": "unit",
     "schemas": "unit",
+    "serve": "unit",
     "support": "pipeline",
     "vllm_engine": "unit",
     "workers": "unit",

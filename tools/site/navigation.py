@@ -16,6 +16,7 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
             *("dagster", "workers", "observing"),
             *(
                 "openai-batch",
+                "serve",
                 "vllm-run-batch",
                 "proposer",
                 "train",

@@ -28,6 +28,7 @@ from specbatch.pipeline.ledger.sql import (
     reviewing,
     rolling_out,
     schedules,
+    serving,
     splitting,
     stopping,
     sweeping,
@@ -333,6 +334,25 @@ class SqlStore:
     note_sent = _writes(notifications.sent)
     note_not_sent = _writes(notifications.not_sent)
     notifications_of = _reads(notifications.of_job)
+
+    # --- what is served ---------------------------------------------------------------------
+    add_file = _writes(serving.add_file)
+    file = _reads(serving.file)
+    files = _reads(serving.files)
+    file_ids = _reads(serving.file_ids)
+    delete_file = _writes(serving.delete_file)
+    add_batch = _writes(serving.add_batch)
+    batch = _reads(serving.batch)
+    batches = _reads(serving.batches)
+    open_batches = _reads(serving.open_batches)
+    begin_batch = _writes(serving.begin_batch)
+    note_batch_job = _writes(serving.note_batch_job)
+    cancel_batch = _writes(serving.cancel_batch)
+    end_batch = _writes(serving.end_batch)
+    add_api_key = _writes(serving.add_api_key)
+    api_key = _reads_now(serving.api_key)
+    api_keys = _reads(serving.api_keys)
+    revoke_api_key = _writes(serving.revoke_api_key)
 
     # --- figures ----------------------------------------------------------------------------
     figures = _reads_now(sql_figures.figures)

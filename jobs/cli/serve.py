@@ -1,0 +1,187 @@
+"""`serve`: files and batches over HTTP, for the official `openai` client."""
+
+from __future__ import annotations
+
+import ipaddress
+import signal
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from specbatch.jobs.cli.connect import check_broker, forgiving_enqueue, load_settings
+from specbatch.jobs.cli.console import remark
+from specbatch.schemas.errors import MissingExtraError, UsageError
+from specbatch.schemas.extras import require_engine_extra
+from specbatch.schemas.settings import Settings
+
+if TYPE_CHECKING:
+    from specbatch.jobs.serve.app import Service
+    from specbatch.jobs.serve.keeper import Keeper
+    from specbatch.jobs.serve.models import ServedModel
+
+GRACE_SEC = 10  # for requests under way when the service ends
+MOST_CONNECTIONS = 512
+ServeDir = Annotated[
+    Path,
+    typer.Option("--dir", help="folder of the service: its files and, unless SPECBATCH_ says "
+    "where others are, its store"),
+]  # fmt: skip
+DIR = Path("specbatch-serve")
+
+
+def serve(
+    models: Annotated[Path, typer.Option("--models", help="YAML file of the models to serve")],
+    dir: ServeDir = DIR,
+    host: Annotated[str, typer.Option("--host", help="address to listen on")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any")] = 8000,
+    no_keys: Annotated[
+        bool, typer.Option("--no-keys", help="ask for no API key; only on a loopback address")
+    ] = False,
+    max_file_mib: Annotated[
+        int, typer.Option("--max-file-mib", min=1, help="size of an uploaded file")
+    ] = 512,
+    max_requests: Annotated[
+        int, typer.Option("--max-requests", min=1, help="requests of a batch")
+    ] = 50_000,
+    max_open_batches: Annotated[
+        int, typer.Option("--max-open-batches", min=1, help="of a tenant at once")
+    ] = 100,
+) -> None:
+    """Serve files and batches over HTTP as OpenAI does, to its own clients.
+
+    Without SPECBATCH_BROKER_URL batches run here, one at a time, in a process beside the service;
+    with it the workers of that broker do them. Ctrl-C stops both; the next start resumes.
+    """
+    if no_keys and not is_loopback(host):
+        raise UsageError(f"--no-keys is for loopback addresses only, and {host} is none")
+    require_serve_extra()
+    from specbatch.jobs.serve.locks import only_one
+    from specbatch.jobs.serve.models import load_models
+    from specbatch.jobs.serve.shelf import Shelf
+    from specbatch.pipeline.bootstrap import make_client, make_store
+
+    served = load_models(models)
+    settings = serving_settings(dir)
+    embedded = is_embedded(settings)
+    _check(settings, served.values(), embedded)
+    shelf = Shelf(dir.absolute(), settings.store_mode)
+    shelf.make()
+    busy = f"another `specbatch serve` uses {dir}"
+    with only_one(dir / "serve.lock", False, busy), closing(make_store(settings)) as store:
+        if not no_keys and not any(key.revoked_at is None for key in store.api_keys()):
+            raise UsageError(
+                "there is no API key yet: make one with `specbatch api-keys create NAME "
+                f"--dir {dir}`, or start with --no-keys on a loopback address"
+            )
+        shelf.sweep(store.file_ids())
+        client = make_client(settings, forgiving_enqueue(settings), store)
+        from specbatch.jobs.serve.app import Service
+        from specbatch.jobs.serve.keeper import Keeper
+
+        keeper = Keeper(store, client, shelf, served, max_requests)
+        service = Service(
+            *(store, client, shelf, served, int(time.time()), keeper.wake, not no_keys),
+            most_file_bytes=max_file_mib << 20,
+            most_open=max_open_batches,
+        )
+        _listen(service, keeper, settings, embedded, host, port)
+
+
+def _check(settings: Settings, served: Iterable[ServedModel], embedded: bool) -> None:
+    """Refuse now what would fail every batch. Raises `SpecbatchError`."""
+    if not embedded:
+        check_broker(settings)
+        return
+    require_engine_extra()
+    if settings.tensor_parallel > 1:
+        raise UsageError(
+            "SPECBATCH_TENSOR_PARALLEL is for `specbatch worker`: unset it, or set "
+            "SPECBATCH_BROKER_URL and start workers"
+        )
+    from specbatch.pipeline.engines.models.model_folder import check_folder
+
+    for model in served:
+        for ref in model.refs:
+            check_folder(ref)
+
+
+def serving_settings(folder: Path) -> Settings:
+    """The environment's settings; where no broker is set, everything is in the service's folder."""
+    settings = load_settings()
+    if not is_embedded(settings):
+        return settings
+    return load_settings(workspace=str(folder.absolute()))
+
+
+def is_embedded(settings: Settings) -> bool:
+    """Whether no other process could take the jobs."""
+    return settings.broker_url.startswith("memory://")
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def require_serve_extra() -> None:
+    """Raise `MissingExtraError` naming what to install."""
+    missing = [m for m in ("fastapi", "uvicorn", "python_multipart") if find_spec(m) is None]
+    if missing:
+        raise MissingExtraError(
+            f"{' and '.join(missing)} not installed here: `pip install 'specbatch[serve]'`"
+        )
+
+
+def _listen(
+    service: Service, keeper: Keeper, settings: Settings, embedded: bool, host: str, port: int
+) -> None:
+    """Serve until Ctrl-C or SIGTERM."""
+    import uvicorn
+
+    from specbatch.jobs.serve.app import make_app
+
+    config = uvicorn.Config(
+        make_app(service),
+        host=host,
+        port=port,
+        log_config=None,
+        access_log=False,
+        http="h11",  # limits how long a header may be
+        ws="none",
+        lifespan="off",
+        server_header=False,
+        limit_concurrency=MOST_CONNECTIONS,
+        timeout_graceful_shutdown=GRACE_SEC,
+    )
+    sock = config.bind_socket()
+    shown = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}/v1"
+    # uvicorn raises its signals again once it has ended; what follows here must still be done.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with sock, _working(keeper, settings, embedded):
+        remark(f"serving {', '.join(service.models)} on {shown}")
+        try:
+            uvicorn.Server(config).run(sockets=[sock])
+        except KeyboardInterrupt:
+            remark("stopping after the current step ...")
+
+
+@contextmanager
+def _working(keeper: Keeper, settings: Settings, embedded: bool) -> Iterator[None]:
+    """The keeper's thread and, embedded, the runner's process."""
+    from specbatch.jobs.cli.serve_process import RunnerProcess
+
+    runner = RunnerProcess(settings) if embedded else None
+    keeper.start()
+    try:
+        yield
+    finally:
+        keeper.close()
+        if runner is not None:
+            runner.close()

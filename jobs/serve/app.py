@@ -1,0 +1,301 @@
+"""The routes: an OpenAI-compatible Files and Batches service.
+
+They check who asks and hand over; files, batches and keys have files of their own. Routes without
+`async` run in a pool of threads, as the store's calls block.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+from uuid import uuid4
+
+from fastapi import Depends, FastAPI, Header, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from specbatch.jobs.serve.batches import BatchView, file_json, list_json, new_batch
+from specbatch.jobs.serve.errors import ApiError, as_api_error, unknown
+from specbatch.jobs.serve.keeper import CANCELLED
+from specbatch.jobs.serve.keys import Caller, caller_of
+from specbatch.jobs.serve.models import ServedModel
+from specbatch.jobs.serve.shelf import BATCH, FILE, Shelf, checked
+from specbatch.jobs.serve.sofar import lines_so_far
+from specbatch.jobs.serve.uploads import Upload, limited, too_large
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.runtime.client import Client
+from specbatch.schemas.errors import JobNotFoundError, SpecbatchError, StoreError
+from specbatch.schemas.records import JobRow
+from specbatch.schemas.serving import BatchRow, Page, Purpose, Scope, StoredFile
+
+log = logging.getLogger(__name__)
+
+MOST_BODY_BYTES = 64 << 10  # of a JSON body
+FORM_BYTES = 64 << 10  # of a form beside its file
+MOST_FILES, MOST_BATCHES = 10_000, 100  # of a page, as OpenAI has it
+LINES_TYPE = "application/x-ndjson"
+FILE_TYPE = "application/octet-stream"
+_LOCAL = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What the routes work on."""
+
+    store: Store
+    client: Client
+    shelf: Shelf
+    models: dict[str, ServedModel]
+    since: int  # seconds since the epoch: when the models were listed
+    wake: Callable[[], None] = lambda: None  # there is a batch to look at
+    with_keys: bool = True
+    most_file_bytes: int = 512 << 20
+    most_open: int = 100
+    silence_sec: float = 60.0  # a client that uploads nothing for so long is given up
+
+
+def make_app(service: Service) -> FastAPI:
+    """The ASGI application. It starts nothing and closes nothing."""
+    app = FastAPI(title="specbatch", docs_url=None, redoc_url=None, openapi_url=None)
+    _answer_errors(app)
+    reader, writer = _caller(service, Scope.READ), _caller(service, Scope.WRITE)
+    _add_files(app, service, reader, writer)
+    _add_batches(app, service, reader, writer)
+    _add_models(app, service, reader)
+    return app
+
+
+def _caller(service: Service, scope: Scope) -> Any:
+    def caller(
+        authorization: Annotated[str | None, Header()] = None,
+        origin: Annotated[str | None, Header()] = None,
+        host: Annotated[str, Header()] = "",
+    ) -> Caller:
+        if service.with_keys:
+            found = caller_of(service.store, authorization)
+        elif origin is not None or _LOCAL.fullmatch(host) is None:
+            # Otherwise any page in a browser on this machine could send requests, also one whose
+            # name leads to this address.
+            raise ApiError(403, "a service without API keys takes no requests of web pages")
+        else:
+            found = Caller("default")
+        found.must(scope)
+        return found
+
+    return Depends(caller)
+
+
+# --- files ----------------------------------------------------------------------------------------
+def _add_files(app: FastAPI, service: Service, reader: Any, writer: Any) -> None:
+    store, shelf = service.store, service.shelf
+
+    @app.post("/v1/files")
+    async def create_file(request: Request, caller: Caller = writer) -> JSONResponse:
+        file = await _receive(service, request, caller.tenant)
+        return JSONResponse(file_json(file))
+
+    @app.get("/v1/files")
+    def list_files(
+        caller: Caller = reader,
+        limit: Annotated[int, Query(ge=1, le=MOST_FILES)] = MOST_FILES,
+        after: str | None = None,
+        order: Literal["asc", "desc"] = "desc",
+        purpose: Purpose | None = None,
+    ) -> JSONResponse:
+        page = Page(limit + 1, after and checked(FILE, after), order == "desc")
+        found = store.files(caller.tenant, page, purpose)
+        return JSONResponse(list_json([file_json(f) for f in found[:limit]], len(found) > limit))
+
+    @app.get("/v1/files/{file_id}")
+    def retrieve_file(file_id: str, caller: Caller = reader) -> JSONResponse:
+        return JSONResponse(file_json(_file(service, caller, file_id)))
+
+    @app.get("/v1/files/{file_id}/content")
+    def file_content(file_id: str, caller: Caller = reader) -> Response:
+        file = _file(service, caller, file_id)
+        return FileResponse(shelf.path_of(file.file_id), media_type=FILE_TYPE)
+
+    @app.delete("/v1/files/{file_id}")
+    def delete_file(file_id: str, caller: Caller = writer) -> JSONResponse:
+        if not store.delete_file(caller.tenant, checked(FILE, file_id)):
+            raise unknown("file", file_id)
+        shelf.remove(file_id)
+        return JSONResponse({"id": file_id, "object": "file", "deleted": True})
+
+
+async def _receive(service: Service, request: Request, tenant: str) -> StoredFile:
+    said = request.headers.get("content-length", "")
+    most = service.most_file_bytes
+    if said.isdecimal() and int(said) > most + FORM_BYTES:
+        raise too_large(most)
+    upload = Upload(service.shelf.uploads / uuid4().hex, service.shelf.access, most)
+    upload.begin(request.headers.get("content-type", ""))
+    try:
+        chunks = limited(request.stream(), most + FORM_BYTES, "the form")
+        async for chunk in _in_time(chunks, service.silence_sec):
+            await run_in_threadpool(upload.feed, chunk)
+        return await run_in_threadpool(_finish, service, upload, tenant)
+    finally:
+        await run_in_threadpool(upload.close)
+
+
+def _finish(service: Service, upload: Upload, tenant: str) -> StoredFile:
+    file = upload.finish(service.shelf, tenant)
+    try:
+        return service.store.add_file(file)
+    except StoreError:
+        service.shelf.remove(file.file_id)
+        raise
+
+
+async def _in_time(chunks: AsyncIterator[bytes], silence_sec: float) -> AsyncIterator[bytes]:
+    while True:
+        try:
+            async with asyncio.timeout(silence_sec):
+                chunk = await anext(chunks, None)
+        except ClientDisconnect:
+            raise ApiError(400, "the request was cut off: send it again") from None
+        except TimeoutError:
+            raise ApiError(408, f"nothing came for {silence_sec:g} s: send it again") from None
+        if chunk is None:
+            return
+        yield chunk
+
+
+def _file(service: Service, caller: Caller, file_id: str) -> StoredFile:
+    found = service.store.file(caller.tenant, checked(FILE, file_id))
+    if found is None:
+        raise unknown("file", file_id)
+    return found
+
+
+# --- batches --------------------------------------------------------------------------------------
+def _add_batches(app: FastAPI, service: Service, reader: Any, writer: Any) -> None:
+    store = service.store
+
+    @app.post("/v1/batches")
+    async def create_batch(
+        request: Request,
+        caller: Caller = writer,
+        idempotency_key: Annotated[str | None, Header()] = None,
+    ) -> JSONResponse:
+        chunks = limited(request.stream(), MOST_BODY_BYTES, "the body")
+        body = b"".join([chunk async for chunk in _in_time(chunks, service.silence_sec)])
+        order = new_batch(body, caller.tenant, idempotency_key)
+        batch, is_new = await run_in_threadpool(store.add_batch, order, service.most_open)
+        if is_new:
+            service.wake()
+        return JSONResponse(await run_in_threadpool(_shown, service, batch))
+
+    @app.get("/v1/batches")
+    def list_batches(
+        caller: Caller = reader,
+        limit: Annotated[int, Query(ge=1, le=MOST_BATCHES)] = 20,
+        after: str | None = None,
+    ) -> JSONResponse:
+        page = Page(limit + 1, after and checked(BATCH, after))
+        found = store.batches(caller.tenant, page)
+        shown = [_shown(service, batch, whole=False) for batch in found[:limit]]
+        return JSONResponse(list_json(shown, len(found) > limit))
+
+    @app.get("/v1/batches/{batch_id}")
+    def retrieve_batch(batch_id: str, caller: Caller = reader) -> JSONResponse:
+        return JSONResponse(_shown(service, _batch(service, caller, batch_id)))
+
+    @app.post("/v1/batches/{batch_id}/cancel")
+    def cancel_batch(batch_id: str, caller: Caller = writer) -> JSONResponse:
+        batch = store.cancel_batch(caller.tenant, checked(BATCH, batch_id))
+        if batch is None:
+            raise unknown("batch", batch_id)
+        if batch.status is None and batch.job_id is not None:
+            service.client.cancel(batch.job_id, CANCELLED)
+        service.wake()
+        return JSONResponse(_shown(service, batch))
+
+    @app.get("/v1/batches/{batch_id}/results")
+    def results_so_far(batch_id: str, caller: Caller = reader) -> Response:
+        batch = _batch(service, caller, batch_id)
+        job = _job(service, batch)
+        lines = iter(()) if job is None else lines_so_far(store, batch, job)
+        return StreamingResponse(lines, media_type=LINES_TYPE)
+
+
+def _batch(service: Service, caller: Caller, batch_id: str) -> BatchRow:
+    found = service.store.batch(caller.tenant, checked(BATCH, batch_id))
+    if found is None:
+        raise unknown("batch", batch_id)
+    return found
+
+
+def _job(service: Service, batch: BatchRow) -> JobRow | None:
+    if batch.job_id is None:
+        return None
+    try:
+        return service.store.get_job(batch.job_id)
+    except JobNotFoundError:
+        return None
+
+
+def _shown(service: Service, batch: BatchRow, whole: bool = True) -> dict[str, Any]:
+    """`whole`: also what only the job's figures say of an ended batch."""
+    if batch.status is not None and not whole:
+        return BatchView(batch).as_json()
+    job = _job(service, batch)
+    progress = None if job is None else service.store.progress(job.job_id)
+    return BatchView(batch, job, progress).as_json()
+
+
+# --- models ---------------------------------------------------------------------------------------
+def _add_models(app: FastAPI, service: Service, reader: Any) -> None:
+    def shown(name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": service.since, "owned_by": "specbatch"}
+
+    @app.get("/v1/models")
+    def list_models(_caller: Caller = reader) -> JSONResponse:
+        return JSONResponse({"object": "list", "data": [shown(name) for name in service.models]})
+
+    @app.get("/v1/models/{name:path}")
+    def retrieve_model(name: str, _caller: Caller = reader) -> JSONResponse:
+        if name not in service.models:
+            raise unknown("model", name)
+        return JSONResponse(shown(name))
+
+
+# --- errors ---------------------------------------------------------------------------------------
+def _answer_errors(app: FastAPI) -> None:
+    @app.exception_handler(SpecbatchError)
+    def ours(_request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, SpecbatchError), "registered for it"
+        if not isinstance(error, ApiError):
+            log.warning("a request failed: %s", error)
+        return _answer(as_api_error(error))
+
+    @app.exception_handler(RequestValidationError)
+    def wrong_parameter(_request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError), "registered for it"
+        problem = error.errors()[0]
+        name = str(problem["loc"][-1])
+        return _answer(ApiError(400, f"`{name}` is wrong: {problem['msg']}", None, name))
+
+    @app.exception_handler(HTTPException)
+    def no_route(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException), "registered for it"
+        what = f"{request.method} {request.url.path[:100]}"
+        said = {404: f"there is no {what}", 405: f"{what} is not supported"}
+        return _answer(ApiError(error.status_code, said.get(error.status_code, error.detail)))
+
+    @app.exception_handler(Exception)
+    def a_bug(_request: Request, _error: Exception) -> JSONResponse:
+        return _answer(ApiError(500, "the service failed: its log says why"))
+
+
+def _answer(error: ApiError) -> JSONResponse:
+    headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
+    return JSONResponse(error.body, error.status, headers)

@@ -1,0 +1,67 @@
+"""Errors of the service in OpenAI's shape, with the status that clients of it expect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from specbatch.schemas.errors import (
+    IdempotencyError,
+    InUseError,
+    SpecbatchError,
+    StoreError,
+    UsageError,
+)
+from specbatch.schemas.serving import NoSuchFileError, TooManyOpenError
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+
+
+class ApiError(SpecbatchError):
+    """A request is refused; the message is one sentence for its sender."""
+
+    def __init__(
+        self, status: int, message: str, code: str | None = None, param: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """`{"error": {"message", "type", "param", "code"}}`, as OpenAI has it."""
+        kind = _TYPES.get(self.status) or (
+            "server_error" if self.status >= 500 else "invalid_request_error"
+        )
+        said = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        return {"error": said}
+
+
+def as_api_error(error: SpecbatchError) -> ApiError:
+    """What a client is told of an error of ours. What only the operator can mend stays with the
+    operator."""
+    if isinstance(error, ApiError):
+        return error
+    said = str(error)
+    if isinstance(error, IdempotencyError):
+        return ApiError(409, said, "idempotency_key_in_use")
+    if isinstance(error, InUseError):
+        return ApiError(409, said, "file_in_use")
+    if isinstance(error, TooManyOpenError):
+        return ApiError(429, said, "too_many_batches")
+    if isinstance(error, NoSuchFileError):
+        return ApiError(404, said, "file_not_found", "input_file_id")
+    if isinstance(error, StoreError):
+        return ApiError(503, "the service cannot reach its store: try again later", "unavailable")
+    status = 400 if isinstance(error, UsageError) else 500
+    return ApiError(status, "the request failed: ask the operator, whose log says why")
+
+
+def unknown(what: str, given: str) -> ApiError:
+    """There is none, or it is another tenant's: a client cannot tell these apart."""
+    return ApiError(404, f"there is no {what} {given[:100]!r}", f"{what}_not_found")

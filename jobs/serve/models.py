@@ -1,0 +1,95 @@
+"""The allow list: which models clients may name, and how a batch of each is run.
+
+models:
+  small:
+    verifier: models/verifier  # folder, relative to this file, or hub id
+    proposer: models/draft
+    spec:                      # anything else of a job's spec
+      sampling: {max_tokens: 512, temperature: 1.0}
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specbatch.pipeline.operations.spec_input import read_spec_file, resolved_spec
+from specbatch.schemas.errors import SpecError, UsageError
+from specbatch.schemas.openai_formats import CHATS, URLS
+from specbatch.schemas.spec import JobSpec, model_ref
+
+FORMATS = {url: format for format, url in URLS.items()}  # by endpoint
+_NAME = re.compile(r"[\w.:+-][\w.:+/ -]{0,99}")
+_OURS = ("input", "output", "verifier", "proposer", "name", "tenant", "deadline_sec")
+_FIELDS = {"verifier", "proposer", "spec"}
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model of the allow list."""
+
+    name: str
+    values: Mapping[str, Any]  # of a job's spec
+    base: Path  # of its relative paths
+
+    @property
+    def refs(self) -> list[str]:
+        """Its verifier and, if it has one, its draft model: absolute folders or hub ids."""
+        names = filter(None, (self.values.get("verifier"), self.values.get("proposer")))
+        return [model_ref(name, self.base) for name in names]
+
+    def spec(
+        self, input_path: Path, endpoint: str, output: Path, tenant: str, window_sec: float
+    ) -> JobSpec:
+        """The job of one batch. Raises `SpecError`."""
+        ours = {
+            "name": self.name.replace("/", ":"),
+            "tenant": tenant,
+            "input": {"uri": str(input_path), "format": FORMATS[endpoint]},
+            "output": {"uri": str(output)},
+            "deadline_sec": window_sec,
+        }
+        return resolved_spec({**self.values, **ours}, self.base)
+
+
+def load_models(file: Path) -> dict[str, ServedModel]:
+    """The models by name. Raises `UsageError` that names what is wrong."""
+    try:
+        said = read_spec_file(file, "model list", "`models`")
+    except SpecError as error:
+        raise UsageError(str(error)) from None
+    entries = said.get("models")
+    if said.keys() != {"models"} or not isinstance(entries, dict) or not entries:
+        raise UsageError(
+            f"model list {file} must have one key, `models`: a mapping of names to models"
+        )
+    base = file.absolute().parent
+    found = {name: _model(file, name, entry, base) for name, entry in entries.items()}
+    for model in found.values():
+        try:
+            model.spec(base / "input.jsonl", URLS[CHATS], base / "output", "default", 1.0)
+        except SpecError as error:
+            raise UsageError(f"model list {file}: model `{model.name}`: {error}") from None
+    return found
+
+
+def _model(file: Path, name: Any, entry: Any, base: Path) -> ServedModel:
+    where = f"model list {file}: model `{name}`"
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        raise UsageError(
+            f"{where}: a name has at most 100 letters, digits, spaces and the signs . : + / - _"
+        )
+    if not isinstance(entry, dict) or not isinstance(entry.get("verifier"), str):
+        raise UsageError(f"{where} needs `verifier`: a model folder or hub id")
+    if others := sorted(set(map(str, entry)) - _FIELDS):
+        raise UsageError(f"{where} has `{others[0]}`; it may have verifier, proposer and spec")
+    spec = entry.get("spec") or {}
+    if not isinstance(spec, dict):
+        raise UsageError(f"{where}: `spec` must be a mapping, as in a spec file")
+    if taken := [key for key in _OURS if key in spec]:
+        raise UsageError(f"{where}: leave `{taken[0]}` out of `spec`: a batch says it")
+    models = {key: entry[key] for key in ("verifier", "proposer") if entry.get(key) is not None}
+    return ServedModel(name, {**spec, **models}, base)

@@ -1,0 +1,87 @@
+"""The service's folder: uploads on their way, files by id, outputs by batch.
+
+A path is made of an id that is ours, checked against the form of ids. Nothing else that a client
+sends becomes one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from specbatch.jobs.serve.errors import unknown
+from specbatch.schemas.file_modes import Access, make_folder
+
+FILE, BATCH = "file-", "batch_"
+_TAIL = r"[0-9a-f]{31}"
+_FORMS = {FILE: re.compile(f"file-{_TAIL}"), BATCH: re.compile(f"batch_{_TAIL}")}
+_NAMES = {FILE: "file", BATCH: "batch"}
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """The folders below `root`."""
+
+    root: Path
+    access: Access = Access.PRIVATE
+
+    def make(self) -> None:
+        for folder in (self.uploads, self.files, self.outputs):
+            make_folder(folder, self.access)
+
+    @property
+    def uploads(self) -> Path:
+        return self.root / "serve" / "uploads"
+
+    @property
+    def files(self) -> Path:
+        return self.root / "serve" / "files"
+
+    @property
+    def outputs(self) -> Path:
+        return self.root / "serve" / "outputs"
+
+    def path_of(self, file_id: str) -> Path:
+        return self.files / f"{checked(FILE, file_id)}.jsonl"
+
+    def output_of(self, batch_id: str) -> Path:
+        return self.outputs / checked(BATCH, batch_id)
+
+    def keep(self, upload: Path, file_id: str) -> None:
+        """Put a whole, synced file in its place; it survives a crash from now on."""
+        place = self.path_of(file_id)
+        upload.rename(place)
+        sync(place.parent)
+
+    def remove(self, file_id: str) -> None:
+        self.path_of(file_id).unlink(missing_ok=True)
+
+    def sweep(self, known: Collection[str]) -> int:
+        """Delete what a crash left: uploads that never ended, and files without a row. Nothing may
+        upload meanwhile. Returns how many there were."""
+        left = [*self.uploads.iterdir()]
+        left += [path for path in self.files.iterdir() if path.stem not in known]
+        for path in left:
+            with suppress(FileNotFoundError):
+                path.unlink()
+        return len(left)
+
+
+def checked(prefix: str, given: str) -> str:
+    """The id, which has the form of ours. Raises `ApiError`: there is none."""
+    if _FORMS[prefix].fullmatch(given) is None:
+        raise unknown(_NAMES[prefix], given)
+    return given
+
+
+def sync(place: Path) -> None:
+    """Have a file, or a folder's names, on the disk."""
+    descriptor = os.open(place, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

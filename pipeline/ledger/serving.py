@@ -1,0 +1,79 @@
+"""What a store keeps for `specbatch serve`: files, batches, API keys.
+
+A tenant's reads never find what is another tenant's: it looks as if it were not there.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from specbatch.schemas.serving import (
+    ApiKey,
+    BatchEnd,
+    BatchRow,
+    NewBatch,
+    Page,
+    Purpose,
+    StoredFile,
+)
+
+
+class Serving(Protocol):
+    """Files, batches and API keys. Lists are pages by id."""
+
+    # --- files ------------------------------------------------------------------------------
+    def add_file(self, file: StoredFile) -> StoredFile:
+        """Its bytes must be in place: from now on it is listed."""
+
+    def file(self, tenant: str, file_id: str) -> StoredFile | None: ...
+
+    def files(
+        self, tenant: str, page: Page, purpose: Purpose | None = None
+    ) -> list[StoredFile]: ...
+
+    def file_ids(self) -> set[str]:
+        """Of all tenants."""
+
+    def delete_file(self, tenant: str, file_id: str) -> bool:
+        """Whether it was there. Raises `InUseError` while an open batch reads it."""
+
+    # --- batches ----------------------------------------------------------------------------
+    def add_batch(self, batch: NewBatch, most_open: int) -> tuple[BatchRow, bool]:
+        """Insert a batch. A known idempotency key of the tenant returns its batch and False.
+
+        Raises `IdempotencyError` for another digest, `NoSuchFileError` without its input, and
+        `TooManyOpenError` where the tenant has `most_open` open batches.
+        """
+
+    def batch(self, tenant: str, batch_id: str) -> BatchRow | None: ...
+
+    def batches(self, tenant: str, page: Page) -> list[BatchRow]: ...
+
+    def open_batches(self) -> list[BatchRow]:
+        """Those of all tenants that have not ended, oldest first."""
+
+    def begin_batch(self, batch_id: str, model: str, requests: int) -> BatchRow:
+        """Its file is good: a job is to be submitted. One that was cancelled meanwhile stays so."""
+
+    def note_batch_job(self, batch_id: str, job_id: str) -> BatchRow:
+        """The job that does it."""
+
+    def cancel_batch(self, tenant: str, batch_id: str) -> BatchRow | None:
+        """Note the wish; the caller cancels the job. A batch that has not begun is cancelled at
+        once, an ended one stays as it is.
+        """
+
+    def end_batch(self, batch_id: str, end: BatchEnd) -> BatchRow:
+        """End it and add its files, all or nothing. The first end stays."""
+
+    # --- keys -------------------------------------------------------------------------------
+    def add_api_key(self, key: ApiKey) -> ApiKey: ...
+
+    def api_key(self, key_id: str) -> tuple[ApiKey, float] | None:
+        """The key, and the store's time, by which it expires."""
+
+    def api_keys(self) -> list[ApiKey]:
+        """All, oldest first."""
+
+    def revoke_api_key(self, key_id: str) -> ApiKey | None:
+        """None: there is none. The first time of a revocation stays."""

@@ -1,0 +1,103 @@
+"""The service on a port of its own in a thread, asked by OpenAI's own client."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import openai
+import orjson
+import pytest
+import uvicorn
+
+from specbatch.jobs.cli.connect import forgiving_enqueue
+from specbatch.jobs.serve.app import Service, make_app
+from specbatch.jobs.serve.keeper import Keeper
+from specbatch.jobs.serve.keys import make_key
+from specbatch.jobs.serve.models import ServedModel
+from specbatch.jobs.serve.shelf import Shelf
+from specbatch.pipeline.bootstrap import make_client, make_store
+from specbatch.pipeline.ledger.contract import Store
+from specbatch.schemas.serving import Scope
+from specbatch.schemas.settings import Settings
+from support.databases import migrated
+
+URL = "/v1/chat/completions"
+
+
+@dataclass
+class Served:
+    """A service that listens, without a runner: tests take its steps."""
+
+    settings: Settings
+    service: Service
+    keeper: Keeper
+    port: int
+
+    @property
+    def store(self) -> Store:
+        return self.service.store
+
+    def client(self, key: str | None = None, **options: Any) -> openai.OpenAI:
+        """The official client. Without a key it has a new one of tenant `default`."""
+        key = key or self.key()
+        url = f"http://127.0.0.1:{self.port}/v1"
+        return openai.OpenAI(base_url=url, api_key=key, **{"max_retries": 0, **options})
+
+    def key(self, tenant: str = "default", *scopes: Scope, expires_at: float | None = None) -> str:
+        return make_key(self.store, "test", tenant, scopes or tuple(Scope), expires_at)[1]
+
+
+@contextmanager
+def serving(
+    folder: Path,
+    models: dict[str, ServedModel],
+    broker_url: str = "memory://",
+    **options: Any,
+) -> Iterator[Served]:
+    """A service on `folder` with these models; `options` are fields of `Service`."""
+    migrated(folder / "specbatch.db")
+    settings = Settings(workspace=str(folder), broker_url=broker_url, sweep_interval_sec=0.3)
+    shelf = Shelf(folder)
+    shelf.make()
+    store = make_store(settings)
+    client = make_client(settings, forgiving_enqueue(settings), store)
+    keeper = Keeper(store, client, shelf, models, most_requests=100)
+    service = replace(Service(store, client, shelf, models, since=1_700_000_000), **options)
+    sock = socket.create_server(("127.0.0.1", 0))  # listens: who connects early waits
+    config = uvicorn.Config(make_app(service), log_config=None, lifespan="off", http="h11")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, args=([sock],), daemon=True)
+    thread.start()
+    try:
+        yield Served(settings, service, keeper, sock.getsockname()[1])
+    finally:
+        server.should_exit = True
+        thread.join()
+        store.close()
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    """A service whose models are names only: nothing is run."""
+    models = {
+        name: ServedModel(name, {"verifier": f"models/{name}"}, tmp_path)
+        for name in ("small", "org/large")
+    }
+    with serving(tmp_path / "serve-dir", models) as found:
+        yield found
+
+
+def line(custom_id: str, content: str = "hello", **values: Any) -> dict[str, Any]:
+    """A request of a batch file; `values` are of its body."""
+    body = {"model": "small", "messages": [{"role": "user", "content": content}], **values}
+    return {"custom_id": custom_id, "method": "POST", "url": URL, "body": body}
+
+
+def jsonl(*lines: Any) -> bytes:
+    return b"".join(orjson.dumps(one) + b"\n" for one in lines)

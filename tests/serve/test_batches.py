@@ -1,0 +1,192 @@
+"""Batches: what is asked, what is refused, and how one looks; no model is run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import orjson
+import pytest
+from serve.conftest import URL, Served, jsonl, line
+
+from specbatch.jobs.serve.checking import check_file
+from specbatch.schemas.records import JobState
+from specbatch.schemas.serving import BatchPhase
+
+
+def upload(client: openai.OpenAI, *lines: Any) -> str:
+    return client.files.create(file=jsonl(*(lines or (line("a"),))), purpose="batch").id
+
+
+def create(client: openai.OpenAI, file_id: str, **more: Any) -> Any:
+    values = {"endpoint": URL, "completion_window": "24h", **more}
+    return client.batches.create(input_file_id=file_id, **values)
+
+
+def test_a_batch_becomes_one_job(served: Served) -> None:
+    client = served.client()
+    batch = create(client, upload(client, line("a"), line("b")))
+    assert batch.expires_at - batch.created_at == 86_400
+    served.keeper.step_all()
+    served.keeper.step_all()
+    (job,) = served.store.list_jobs()
+    seen = client.batches.retrieve(batch.id)
+    assert (seen.status, seen.model) == ("in_progress", "small")
+    assert seen.request_counts.total == 2  # type: ignore[union-attr]  # always there
+    assert seen.to_dict()["specbatch"]["job_id"] == job.job_id  # type: ignore[index]  # an object
+    assert job.spec["input"]["format"] == "openai"
+    assert job.tenant == "default"
+
+
+def test_a_step_that_was_cut_off_is_done_again(served: Served) -> None:
+    """As after kill -9 between any two writes of a step."""
+    client = served.client()
+    create(client, upload(client))
+    (batch,) = served.store.open_batches()
+    served.keeper.step(batch)
+    served.keeper.step(batch)  # from what it was before
+    begun = served.store.begin_batch(batch.batch_id, "small", 1)
+    assert begun.phase is BatchPhase.RUNNING
+    assert len(served.store.list_jobs()) == 1
+
+
+def test_the_same_idempotency_key_gives_the_same_batch(served: Served) -> None:
+    client = served.client(max_retries=0)
+    file_id = upload(client)
+    again = {"extra_headers": {"Idempotency-Key": "night-1"}}
+    first, second = create(client, file_id, **again), create(client, file_id, **again)
+    assert first.id == second.id
+    assert len(client.batches.list().data) == 1
+    with pytest.raises(openai.ConflictError) as caught:
+        create(client, file_id, completion_window="48h", **again)
+    assert caught.value.code == "idempotency_key_in_use"
+    other = served.client(served.key("other"))
+    assert create(other, upload(other), **again).id != first.id
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "number"),
+    [
+        ([line("a"), b"{"], "invalid_json_line", 2),
+        ([b"[" * 5000 + b"]" * 5000], "invalid_json_line", 1),
+        ([line("a"), line("a")], "duplicate_custom_id", 2),
+        ([{**line("a"), "custom_id": None}], "missing_custom_id", 1),
+        ([{**line("a"), "url": "/v1/embeddings"}], "mismatched_endpoint", 1),
+        ([{**line("a"), "url": "http://169.254.169.254/"}], "mismatched_endpoint", 1),
+        ([line("a"), line("b", model="org/large")], "mismatched_model", 2),
+        ([line("a", model="../../models/verifier")], "model_not_found", 1),
+        ([{**line("a"), "body": []}], "invalid_request", 1),
+        ([b"\n"], "empty_file", None),
+        ([line(str(i)) for i in range(101)], "too_many_requests", None),
+    ],
+)
+def test_a_file_that_is_no_batch_fails_it(
+    served: Served, lines: list[Any], code: str, number: int | None
+) -> None:
+    client = served.client()
+    raw = b"".join(
+        one + b"\n" if isinstance(one, bytes) else orjson.dumps(one) + b"\n" for one in lines
+    )
+    file = client.files.create(file=raw, purpose="batch")
+    batch = create(client, file.id)
+    served.keeper.step_all()
+    failed = client.batches.retrieve(batch.id)
+    assert failed.status == "failed"
+    assert failed.failed_at is not None
+    assert failed.errors is not None
+    (error,) = failed.errors.data or []
+    assert (error.code, error.line) == (code, number)
+    assert served.store.list_jobs() == []
+
+
+def test_a_batch_is_cancelled_before_and_after_it_has_a_job(served: Served) -> None:
+    client = served.client()
+    early = create(client, upload(client))
+    assert client.batches.cancel(early.id).status == "cancelled"
+    late = create(client, upload(client))
+    served.keeper.step_all()
+    assert client.batches.cancel(late.id).status == "cancelling"
+    (job,) = served.store.list_jobs()
+    assert job.cancel_requested
+    assert client.batches.cancel(early.id).status == "cancelled"
+
+
+def test_a_wish_to_cancel_reaches_a_job_that_comes_later(served: Served) -> None:
+    """Where the service was killed between the wish and the job."""
+    client = served.client()
+    batch = create(client, upload(client))
+    served.store.begin_batch(batch.id, "small", 1)
+    served.store.cancel_batch("default", batch.id)
+    served.keeper.step_all()
+    (job,) = served.store.list_jobs()
+    assert job.cancel_requested
+    assert job.state is not JobState.DONE
+
+
+def test_batches_come_in_pages(served: Served) -> None:
+    client = served.client()
+    file_id = upload(client)
+    ids = [create(client, file_id).id for _ in range(5)]
+    assert [batch.id for batch in client.batches.list(limit=2)] == ids[::-1]
+
+
+def test_a_file_of_an_open_batch_stays(served: Served) -> None:
+    client = served.client()
+    file_id = upload(client)
+    batch = create(client, file_id)
+    with pytest.raises(openai.ConflictError) as caught:
+        client.files.delete(file_id)
+    assert caught.value.code == "file_in_use"
+    client.batches.cancel(batch.id)
+    assert client.files.delete(file_id).deleted
+
+
+def test_a_tenant_has_so_many_open_batches_and_no_more(served: Served) -> None:
+    object.__setattr__(served.service, "most_open", 2)
+    client = served.client()
+    file_id = upload(client)
+    first = create(client, file_id)
+    create(client, file_id)
+    with pytest.raises(openai.RateLimitError):
+        create(client, file_id)
+    client.batches.cancel(first.id)
+    create(client, file_id)
+
+
+@pytest.mark.parametrize(
+    ("values", "param"),
+    [
+        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"completion_window": "soon"}, "completion_window"),
+        ({"metadata": {"k": "v" * 513}}, "metadata"),
+        ({"extra_body": {"input_file_id": ["x"]}}, "input_file_id"),
+        ({"extra_body": {"webhook": "http://x"}}, "webhook"),
+    ],
+)
+def test_a_request_that_is_wrong_names_what_is_wrong(
+    served: Served, values: dict[str, Any], param: str
+) -> None:
+    client = served.client()
+    with pytest.raises(openai.BadRequestError) as caught:
+        create(client, upload(client), **values)
+    assert caught.value.param == param
+
+
+def test_giant_and_nested_bodies_are_refused(served: Served) -> None:
+    client = served.client()
+    for body, status in ((b"[" * 9000, 400), (b" " * 70_000, 413), (b"[]", 400)):
+        with pytest.raises(openai.APIStatusError) as caught:
+            client.post("/batches", cast_to=object, content=body)
+        assert caught.value.status_code == status
+
+
+def test_a_file_with_giant_lines_takes_little_memory(served: Served, tmp_path: Any) -> None:
+    path = tmp_path / "giant"
+    with path.open("wb") as file:
+        file.truncate(40 << 20)  # one line of zeros
+        file.seek(0, 2)
+        file.write(b"\n" + jsonl(line("a")))
+    found = check_file(path, URL, {"small"}, 10)
+    assert [error["code"] for error in found.errors] == ["line_too_long"]
+    assert (found.requests, found.model) == (1, "small")
+    assert served.store.open_batches() == []

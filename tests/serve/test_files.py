@@ -1,0 +1,115 @@
+"""Files: streamed to the disk, listed when they are whole, opened by their owners only."""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+from pathlib import Path
+
+import openai
+import pytest
+from serve.conftest import Served, jsonl, line
+
+from specbatch.schemas.serving import Purpose
+
+CONTENT = jsonl(line("a"), line("b"))
+
+
+def test_a_file_is_kept_as_it_was_sent(served: Served) -> None:
+    client = served.client()
+    file = client.files.create(file=("my batch.jsonl", CONTENT), purpose="batch")
+    assert (file.filename, file.bytes, file.purpose) == ("my batch.jsonl", len(CONTENT), "batch")
+    assert file.to_dict()["sha256"] == hashlib.sha256(CONTENT).hexdigest()
+    assert client.files.retrieve(file.id) == file
+    assert client.files.content(file.id).read() == CONTENT
+    assert client.files.list().data == [file]
+    assert client.files.delete(file.id).deleted
+    assert client.files.list().data == []
+    assert list(served.service.shelf.files.iterdir()) == []
+    with pytest.raises(openai.NotFoundError):
+        client.files.content(file.id)
+
+
+def test_files_come_in_pages_and_by_purpose(served: Served) -> None:
+    client = served.client()
+    ids = [client.files.create(file=CONTENT, purpose="batch").id for _ in range(5)]
+    assert [file.id for file in client.files.list(limit=2)] == ids[::-1]  # follows the cursors
+    assert [file.id for file in client.files.list(limit=2, order="asc")] == ids
+    first = client.files.list(limit=2)
+    assert first.has_more
+    assert client.files.list(limit=5).has_more is False
+    assert client.files.list(purpose=Purpose.OUTPUT.value).data == []
+
+
+def test_an_upload_that_is_cut_off_is_not_listed(served: Served) -> None:
+    key = served.key()
+    head = (
+        "POST /v1/files HTTP/1.1\r\nHost: here\r\n"
+        f"Authorization: Bearer {key}\r\nContent-Length: 100000\r\n"
+        "Content-Type: multipart/form-data; boundary=b\r\n\r\n"
+    )
+    part = '--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n{"a": 1}\n'
+    with socket.create_connection(("127.0.0.1", served.port)) as sock:
+        sock.sendall((head + part).encode())
+        sock.shutdown(socket.SHUT_WR)
+        while sock.recv(4096):
+            pass  # until the service has given it up
+    assert served.client(key).files.list().data == []
+    assert list(served.service.shelf.uploads.iterdir()) == []
+
+
+def test_what_a_crash_left_is_swept(served: Served) -> None:
+    client, shelf = served.client(), served.service.shelf
+    kept = client.files.create(file=CONTENT, purpose="batch")
+    (shelf.uploads / "half").write_bytes(b"half")
+    shelf.path_of("file-" + "0" * 31).write_bytes(b"without a row")
+    assert shelf.sweep(served.store.file_ids()) == 2
+    assert [path.stem for path in shelf.files.iterdir()] == [kept.id]
+
+
+def test_a_file_above_the_limit_is_refused(tmp_path: Path, served: Served) -> None:
+    object.__setattr__(served.service, "most_file_bytes", 1000)
+    with pytest.raises(openai.APIStatusError) as caught:
+        served.client().files.create(file=b"x" * 1001, purpose="batch")
+    assert caught.value.status_code == 413
+    assert caught.value.code == "file_too_large"
+    assert list(served.service.shelf.uploads.iterdir()) == []
+    assert tmp_path.exists()
+
+
+def test_a_client_that_still_sends_hears_that_its_file_is_too_large(served: Served) -> None:
+    object.__setattr__(served.service, "most_file_bytes", 1000)
+    for size in (200_000, 20_000_000):
+        with pytest.raises(openai.APIStatusError) as caught:
+            served.client().files.create(file=b"x" * size, purpose="batch")
+        assert caught.value.status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("purpose", "content", "param"), [("vision", CONTENT, "purpose"), ("batch", b"", "file")]
+)
+def test_a_form_that_cannot_be_taken_is_refused(
+    served: Served, purpose: str, content: bytes, param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        served.client().files.create(file=("x", content), purpose=purpose)  # type: ignore[arg-type]  # a wrong one
+    assert caught.value.param == param
+    assert served.client().files.list().data == []
+
+
+@pytest.mark.parametrize(
+    "given", ["../../../etc/passwd", "file-..%2f..%2fspecbatch.db", "file-" + "g" * 31, "file-1"]
+)
+def test_an_id_of_another_form_is_unknown(served: Served, given: str) -> None:
+    client = served.client()
+    for call in (client.files.retrieve, client.files.content, client.files.delete):
+        with pytest.raises(openai.NotFoundError):
+            call(given)
+
+
+def test_a_name_is_data_only(served: Served) -> None:
+    client, root = served.client(), served.service.shelf.root
+    file = client.files.create(file=("../../evil\0.jsonl", CONTENT), purpose="batch")
+    assert "evil" in file.filename
+    assert [path.name for path in served.service.shelf.files.iterdir()] == [f"{file.id}.jsonl"]
+    assert not list(root.parent.glob("*evil*"))

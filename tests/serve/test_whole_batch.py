@@ -1,0 +1,151 @@
+"""A batch from upload to download through OpenAI's own client, on a model that is run."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from openai.types import Completion, FileContent
+from openai.types.chat import ChatCompletion
+from serve.conftest import URL, Served, jsonl, line, serving
+
+from specbatch.jobs.serve.models import ServedModel
+from specbatch.jobs.serve.runner import run_next
+from support.models import TinyPair
+
+
+@pytest.fixture
+def running(tmp_path: Path, tiny_pair: TinyPair) -> Iterator[Served]:
+    values = {
+        "verifier": str(tiny_pair.verifier),
+        "proposer": str(tiny_pair.draft),
+        "sampling": {"max_tokens": 6},
+        "engine": {"dtype": "float32"},
+    }
+    with serving(tmp_path / "dir", {"small": ServedModel("small", values, tmp_path)}) as found:
+        yield found
+
+
+def run_until_idle(served: Served) -> None:
+    """Take steps, and do jobs here, until no batch is open."""
+    while served.store.open_batches():
+        served.keeper.step_all()
+        run_next(served.settings, served.store, served.service.client)
+
+
+def test_a_batch_from_upload_to_download(running: Served) -> None:
+    client = running.client()
+    content = jsonl(
+        line("a"),
+        line("b", temperature=0.8, seed=7, n=2),
+        line("bad", frequency_penalty=99),
+        line("c", response_format={"type": "json_object"}, max_tokens=40),
+    )
+    file = client.files.create(file=("mine.jsonl", content), purpose="batch")
+    batch = client.batches.create(
+        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h",
+        metadata={"night": "monday"},
+    )  # fmt: skip
+    assert batch.status == "validating"
+    run_until_idle(running)
+    done = client.batches.retrieve(batch.id)
+    assert done.status == "completed"
+    assert done.model == "small"
+    assert done.metadata == {"night": "monday"}
+    assert done.request_counts is not None
+    assert done.request_counts.to_dict() == {"total": 4, "completed": 3, "failed": 1}
+    assert done.output_file_id is not None
+    assert done.error_file_id is not None
+    answers = [orjson.loads(one) for one in client.files.content(done.output_file_id).iter_lines()]
+    assert [answer["custom_id"] for answer in answers] == ["a", "b", "c"]
+    bodies = [ChatCompletion.model_validate(answer["response"]["body"]) for answer in answers]
+    assert [len(body.choices) for body in bodies] == [1, 2, 1]
+    assert {body.model for body in bodies} == {"small"}  # not its folder
+    (refused,) = client.files.content(done.error_file_id).iter_lines()
+    assert orjson.loads(refused)["custom_id"] == "bad"
+    assert orjson.loads(refused)["error"]["code"] == "bad_parameter"
+    own = done.to_dict()["specbatch"]
+    assert own["rows_done"] == 4  # type: ignore[index]  # an extra field is an object
+    assert own["cost_usd"] > 0  # type: ignore[index]  # the same
+
+
+def created(served: Served, content: bytes, url: str = URL) -> Any:
+    client = served.client()
+    file = client.files.create(file=content, purpose="batch")
+    return client.batches.create(input_file_id=file.id, endpoint=url, completion_window="24h")  # type: ignore[arg-type]  # one that the client's list has
+
+
+def ended(served: Served, batch_id: str) -> tuple[Any, list[Any], list[Any]]:
+    """A batch after its end, and the lines of both files."""
+    run_until_idle(served)
+    client = served.client()
+    batch = client.batches.retrieve(batch_id)
+    files = (batch.output_file_id, batch.error_file_id)
+    lines = [list(client.files.content(i).iter_lines()) if i else [] for i in files]
+    return batch, *([orjson.loads(one) for one in some] for some in lines)  # type: ignore[return-value]  # two of them
+
+
+def test_a_batch_of_plain_texts(running: Served) -> None:
+    url = "/v1/completions"
+    requests = [
+        {**line(name), "url": url, "body": {"model": "small", "prompt": prompt, "n": 2}}
+        for name, prompt in (("text", "def area("), ("ids", [1, 2, 3]))
+    ]
+    batch, done, refused = ended(running, created(running, jsonl(*requests), url).id)
+    assert (batch.status, refused) == ("completed", [])
+    answers = [Completion.model_validate(one["response"]["body"]) for one in done]
+    assert [len(answer.choices) for answer in answers] == [2, 2]
+    so_far = running.client().get(f"/batches/{batch.id}/results", cast_to=FileContent)
+    assert [orjson.loads(one) for one in so_far.splitlines()] == done
+
+
+def test_a_batch_without_a_good_request_is_completed(running: Served) -> None:
+    batch, done, refused = ended(running, created(running, jsonl(line("a", top_k=-5))).id)
+    assert (batch.status, done) == ("completed", [])
+    assert batch.request_counts.to_dict() == {"total": 1, "completed": 0, "failed": 1}
+    assert [one["error"]["code"] for one in refused] == ["bad_parameter"]
+
+
+def test_a_batch_that_is_cancelled_says_so_in_its_lines(running: Served) -> None:
+    batch = created(running, jsonl(line("a"), line("b")))
+    running.keeper.step_all()
+    running.client().batches.cancel(batch.id)
+    batch, done, refused = ended(running, batch.id)
+    assert (batch.status, done) == ("cancelled", [])
+    assert batch.cancelled_at is not None
+    assert {one["error"]["code"] for one in refused} == {"batch_cancelled"}
+    assert batch.request_counts.failed == 0
+
+
+def test_a_batch_whose_window_ends_is_expired(running: Served) -> None:
+    batch = created(running, jsonl(line("a")))
+    running.keeper.step_all()
+    with sqlite3.connect(running.settings.store_url.removeprefix("sqlite:///")) as database:
+        database.execute("UPDATE jobs SET deadline_at = created_at - 1")
+    batch, done, refused = ended(running, batch.id)
+    assert (batch.status, done) == ("expired", [])
+    assert batch.expired_at is not None
+    assert [one["error"]["code"] for one in refused] == ["batch_expired"]
+
+
+def test_a_model_that_cannot_be_run_fails_the_batch_and_not_the_next(
+    running: Served, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(running.service.models["small"].values["verifier"], broken)
+    values = {**running.service.models["small"].values, "verifier": str(broken)}
+    running.service.models["broken"] = ServedModel("broken", values, tmp_path)
+    first = created(running, jsonl(line("a", model="broken")))
+    second = created(running, jsonl(line("a")))
+    (broken / "model.safetensors").write_bytes(b"no weights")
+    failed, _, _ = ended(running, first.id)
+    assert failed.status == "failed"
+    (error,) = failed.errors.data
+    assert error.code == "batch_failed"
+    assert str(tmp_path) not in error.message
+    assert running.client().batches.retrieve(second.id).status == "completed"
