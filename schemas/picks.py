@@ -21,7 +21,8 @@ from specbatch.schemas.errors import SpecError
 from specbatch.schemas.field_errors import explain
 from specbatch.schemas.policies import JUDGE
 from specbatch.schemas.records import Verification
-from specbatch.schemas.spec import JobSpec, Part, SamplingSpec, model_ref
+from specbatch.schemas.spec import JobSpec, Part, SamplingSpec
+from specbatch.schemas.uris import model_ref
 
 SECTION = "pick"
 ID = "pick-"  # begins the name of a pick, which owns its output as a job owns its own

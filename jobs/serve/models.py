@@ -19,7 +19,8 @@ from typing import Any
 from specbatch.pipeline.operations.spec_input import read_spec_file, resolved_spec
 from specbatch.schemas.errors import SpecError, UsageError
 from specbatch.schemas.openai_formats import CHATS, URLS
-from specbatch.schemas.spec import JobSpec, model_ref
+from specbatch.schemas.spec import JobSpec
+from specbatch.schemas.uris import model_ref
 
 FORMATS = {url: format for format, url in URLS.items()}  # by endpoint
 _NAME = re.compile(r"[\w.:+-][\w.:+/ -]{0,99}")

@@ -14,8 +14,8 @@ pytestmark = pytest.mark.pipeline  # starts processes
 
 SLOW = {"torch", "transformers", "tokenizers", "safetensors", "celery"}
 CALL = """
-import json, sys
-library, arguments = sys.argv[1], json.loads(sys.argv[2])
+import json, os, sys
+library = sys.argv[1]
 if library == "pandas":
     import pandas; frame = pandas.DataFrame({"prompt": ["a"]})
 elif library == "polars":
@@ -26,13 +26,19 @@ else:
     frame = library
 import specbatch
 before = set(sys.modules)
-try:
-    specbatch.run(frame, **arguments)
-except specbatch.SpecbatchError as error:
-    kind = type(error).__name__
-    assert getattr(specbatch, kind) is type(error)
-    said = str(error)
-print(json.dumps([kind, said, sorted(set(sys.modules) - before)]))
+for arguments in json.loads(sys.argv[2]):
+    if os.fork():  # each slip is the first of its process
+        _, status = os.wait()
+        assert status == 0, arguments
+        continue
+    try:
+        specbatch.run(frame, **arguments)
+    except specbatch.SpecbatchError as error:
+        kind = type(error).__name__
+        assert getattr(specbatch, kind) is type(error)
+        said = str(error)
+    print(json.dumps([kind, said, sorted(set(sys.modules) - before)]), flush=True)
+    os._exit(0)
 """
 WRONG = {
     "column": ({"prompt_column": "p"}, "InputError", "no column `p`; its columns are prompt"),
@@ -48,34 +54,35 @@ WRONG = {
 }
 
 
-def slip(folder: Path, data: str, arguments: dict[str, object]) -> tuple[str, str, set[str]]:
-    """The error's class and words, and what was imported to find it."""
+def slips(folder: Path, data: str, *wrong: dict[str, object]) -> list[tuple[str, str, set[str]]]:
+    """Of each: the error's class and words, and what was imported to find it."""
+    given = json.dumps([{"model": "owner/model", **arguments} for arguments in wrong])
     done = subprocess.run(
-        [sys.executable, "-c", CALL, data, json.dumps({"model": "owner/model", **arguments})],
+        [sys.executable, "-c", CALL, data, given],
         cwd=folder,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    kind, said, modules = json.loads(done.stdout)
-    return kind, said, set(modules)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    return [(kind, said, set(modules)) for kind, said, modules in found]
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_slip_with_a_frame_is_told_at_once(tmp_path: Path, name: str) -> None:
-    arguments, kind, words = WRONG[name]
-    found, said, modules = slip(tmp_path, "pandas", arguments)
-    assert found == kind
-    assert words in said.replace(f"{tmp_path}/", "./")
-    assert "\n" not in said
-    assert not SLOW & modules
+def test_a_slip_with_a_frame_is_told_at_once(tmp_path: Path) -> None:
+    told = slips(tmp_path, "pandas", *(arguments for arguments, _, _ in WRONG.values()))
+    for name, (found, said, modules) in zip(WRONG, told, strict=True):
+        _, kind, words = WRONG[name]
+        assert found == kind, name
+        assert words in said.replace(f"{tmp_path}/", "./"), name
+        assert "\n" not in said, name
+        assert not SLOW & modules, name
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_no_other_library_of_frames_is_imported(tmp_path: Path, library: str) -> None:
-    _, _, modules = slip(tmp_path, library, {"prompt_column": "p"})
+    [(_, _, modules)] = slips(tmp_path, library, {"prompt_column": "p"})
     assert not {*LIBRARIES, "numpy"} & modules
 
 
@@ -92,7 +99,7 @@ def test_a_slip_with_a_path_is_told_at_once(
     tmp_path: Path, data: str, arguments: dict[str, object], kind: str, words: str
 ) -> None:
     (tmp_path / "lines.jsonl").write_text('{"prompt": "a"}\n')
-    found, said, modules = slip(tmp_path, data, arguments)
+    [(found, said, modules)] = slips(tmp_path, data, arguments)
     assert (found, words in said) == (kind, True), said
     assert not SLOW & modules
     assert [path.name for path in tmp_path.iterdir()] == ["lines.jsonl"]

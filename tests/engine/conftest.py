@@ -1,4 +1,4 @@
-"""The engine's tests run on two pairs: one takes the torch path, one the native pass."""
+"""The engine's tests run on two pairs: one takes the native pass, one the torch path."""
 
 from __future__ import annotations
 
@@ -6,8 +6,31 @@ import pytest
 
 from support.models import TinyPair, tiny_llama
 
+BOTH_PATHS = {  # files about what a pass computes; others run on the torch path in the tier `long`
+    "test_contract",
+    "test_draft_model",
+    "test_engine",
+    "test_engine_ends",
+    "test_engine_fuzz",
+    "test_parallel",
+    "test_parameters",
+    "test_prefix_sharing",
+    "test_quantised",
+    "test_recheck",
+    "test_replayer",
+    "test_top_logprobs",
+    "test_verification",
+}
 
-@pytest.fixture(scope="session", params=["torch", "native"])
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "tiny_pair" in metafunc.fixturenames:
+        both = metafunc.module.__name__.rpartition(".")[2] in BOTH_PATHS
+        torch = pytest.param("torch", marks=() if both else pytest.mark.long)
+        metafunc.parametrize("tiny_pair", [torch, "native"], indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
 def tiny_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
     """Random models with one 300-token vocabulary; the native pass wants heads of 32 or more."""
     folder = tmp_path_factory.mktemp(f"{request.param}-pair")

@@ -71,11 +71,11 @@ def test_sampled_outputs_are_those_of_the_definition(tiny_pair: TinyPair) -> Non
         assert completion.logprobs == pytest.approx(logprobs[: len(completion.logprobs)], abs=1e-4)
 
 
-@pairwise(depth=DEPTHS, proposer=["none", "right", "random"], concurrent=[1, 64])
+@pairwise(depth=DEPTHS, proposer=["none", "right", "random"], concurrent=[1, 24])
 def test_sampled_outputs_do_not_depend_on_depth_proposer_or_company(
     tiny_pair: TinyPair, depth: int | None, proposer: str, concurrent: int
 ) -> None:
-    asked = requests(SAMPLED, 64 if concurrent == 64 else 5, depth)
+    asked = requests(SAMPLED, 24 if concurrent == 24 else 5, depth)
     one = bench(tiny_pair.verifier, proposer_folder(tiny_pair, proposer), max_sequences=concurrent)
     got = one.add(*asked).run()
     for request in asked:

@@ -40,7 +40,15 @@ print(accepted, groups, round(peak_mib() - before))
 """
 
 
-@pytest.mark.parametrize("form", ["parquet", "arrow", "csv", "jsonl"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        "parquet",
+        pytest.param("arrow", marks=pytest.mark.long),
+        pytest.param("csv", marks=pytest.mark.long),
+        "jsonl",
+    ],
+)
 def test_planning_two_hundred_thousand_rows_takes_little_memory(
     tmp_path: Path, model_folder: Path, form: str
 ) -> None:

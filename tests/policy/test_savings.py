@@ -35,6 +35,7 @@ NOISES = {
     "spells": spells,
     "wandering": wandering,
 }
+RARELY = {"lognormal", "spells"}  # of 200 jobs each, in the tier `long`
 DOLLAR = 3_600_000_000  # microusd an hour: a second is a dollar
 
 
@@ -54,7 +55,13 @@ def saved(of: Measured, **report: Any) -> Savings:
 
 # --- sham jobs ----------------------------------------------------------------------------------
 @pytest.mark.pipeline  # a million simulated steps
-@pytest.mark.parametrize("noise", NOISES.values(), ids=NOISES)
+@pytest.mark.parametrize(
+    "noise",
+    [
+        pytest.param(noise, id=name, marks=pytest.mark.long if name in RARELY else ())
+        for name, noise in NOISES.items()
+    ],
+)
 def test_of_200_sham_jobs_95_in_100_intervals_hold_nothing_saved(noise: Noise) -> None:
     inside, half = covered(noise, jobs=200, steps=3000, every=5)
     assert 0.92 <= inside / 200 <= 0.98

@@ -6,6 +6,7 @@ import io
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from importlib import resources
 from typing import Any, TypeVar
 
@@ -126,6 +127,7 @@ def current(url: str, asking: Asking = NOBODY) -> str | None:
         return MigrationContext.configure(connection).get_current_revision()
 
 
+@cache  # reading all migrations takes longer than most commands' work in the store
 def head() -> str | None:
     """The newest revision this installation knows."""
     return ScriptDirectory.from_config(alembic_config()).get_current_head()

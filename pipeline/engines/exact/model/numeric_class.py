@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
@@ -71,6 +72,7 @@ def check_class(serves: Serves, key: str, is_native: bool) -> None:
     )
 
 
+@cache  # reading a package's metadata takes milliseconds, and every engine key asks
 def _version(package: str) -> str:
     try:
         return version(package)
@@ -82,7 +84,7 @@ def _of_device(device: DeviceOptions, exactness: str) -> dict[str, str]:
     """What the torch path's bits depend on beside the model and how it was asked for."""
     facts = {
         "torch": torch.__version__,
-        "transformers": version("transformers"),
+        "transformers": _version("transformers"),
         "kernels": "triton" if device.is_gpu else "torch",  # as `choose_kernels` has it
         "version": native.ARITHMETIC_VERSION,
         "sampling": "native" if native_level() != "torch" else "torch",
