@@ -36,11 +36,11 @@ from specbatch.schemas.extras import require_engine_extra
 from specbatch.schemas.masking import hide_in_logs
 from specbatch.schemas.messages import HintMessage
 from specbatch.schemas.notifications import load_targets
-from specbatch.schemas.own_proposer import OwnProposer
 from specbatch.schemas.presence import WorkerProcess
 from specbatch.schemas.records import DueWork, Stage
 from specbatch.schemas.settings import EXACT, VLLM, Settings
 from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
+from specbatch.schemas.vllm_proposer import VllmProposer
 
 if TYPE_CHECKING:  # the light install has no torch, no pyarrow and no prometheus_client
     from specbatch.pipeline.engines.contract import Engines, ModelFolder
@@ -445,7 +445,7 @@ def priced_device(settings: Settings) -> Device:
     )
 
 
-def with_proposer(settings: Settings, proposer: OwnProposer | None) -> Settings:
+def with_proposer(settings: Settings, proposer: VllmProposer | None) -> Settings:
     """The settings of a process that drafts with vLLM's own speculation. Raises `UsageError`."""
     if proposer is None:
         return settings

@@ -16,7 +16,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from specbatch.schemas.fingerprint import Fingerprint, Models
-from specbatch.schemas.own_proposer import own_name_in
+from specbatch.schemas.vllm_proposer import vllm_proposer_in
 
 UNKNOWN = "unknown"  # of jobs from before classes were pinned: any worker may serve them
 PATTERN = r"^[a-z][a-z0-9-]*/(f32|bf16|f16)(/[a-z0-9-]+)+$"
@@ -96,7 +96,7 @@ def key_of_spec(spec: Mapping[str, Any], numeric_class: str | None = None) -> st
         engine.get("exactness", "bitwise"),
         engine.get("verifier_weights", "as-is"),
     )
-    return key_with(key, own_name_in(spec))
+    return key_with(key, vllm_proposer_in(spec))
 
 
 def class_note(kept: str | None, here: str | None) -> str | None:

@@ -35,7 +35,6 @@ from specbatch.schemas.numeric_class import (
     key_with,
 )
 from specbatch.schemas.openai_formats import EITHER, OPENAI_FORMATS
-from specbatch.schemas.own_proposer import OwnProposer, Proposer, proposer_at
 from specbatch.schemas.policies import PolicySpec
 from specbatch.schemas.privacy import SEALED
 from specbatch.schemas.prompt_places import columns_in, first_doubled
@@ -48,6 +47,7 @@ from specbatch.schemas.tools import (
     tools_in_use,
 )
 from specbatch.schemas.uris import InputUri, OutputUri, absolute, model_ref
+from specbatch.schemas.vllm_proposer import Proposer, VllmProposer, proposer_at
 
 
 class Part(BaseModel):
@@ -645,7 +645,7 @@ class JobSpec(Part):
     @model_validator(mode="after")
     def _own_speculation_can_be(self) -> JobSpec:
         engine, speculation = self.engine, self.speculation
-        problem = self.own_proposer and self.own_proposer.contradiction(
+        problem = self.vllm_proposer and self.vllm_proposer.contradiction(
             engine.exactness,
             (engine.verifier_weights, engine.proposer_weights),
             engine.numeric_class and engine_of(engine.numeric_class),
@@ -697,18 +697,18 @@ class JobSpec(Part):
         return self.proposer if isinstance(self.proposer, str) else None
 
     @property
-    def own_proposer(self) -> OwnProposer | None:
+    def vllm_proposer(self) -> VllmProposer | None:
         """The proposer where it is vLLM's own speculation."""
-        return self.proposer if isinstance(self.proposer, OwnProposer) else None
+        return self.proposer if isinstance(self.proposer, VllmProposer) else None
 
     @property
     def proposer_name(self) -> str | None:
         """The proposer as the store, reports and outputs name it."""
-        return self.draft_model if self.own_proposer is None else self.own_proposer.name
+        return self.draft_model if self.vllm_proposer is None else self.vllm_proposer.name
 
     def key_in(self, numeric_class: str | None) -> str:
         """How it asks for its engine, in the dtype of this class, for `Serves.class_of`."""
-        own = "" if self.own_proposer is None else self.own_proposer.name
+        own = "" if self.vllm_proposer is None else self.vllm_proposer.name
         return key_with(self.engine.resolved(numeric_class).key, own)
 
     def digest(self) -> str:

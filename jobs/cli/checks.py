@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbatch.jobs.cli.console import remark
-from specbatch.pipeline.bootstrap import with_proposer
 from specbatch.pipeline.inputs.prompt_template import (
     can_read_templates,
     check_columns,
@@ -49,7 +48,7 @@ def check_models_first(spec: JobSpec) -> None:
     require_engine_extra()
     from specbatch.pipeline.engines.models.model_folder import check_folder
 
-    own = None if spec.own_proposer is None else spec.own_proposer.model
+    own = None if spec.vllm_proposer is None else spec.vllm_proposer.model
     for ref in (spec.verifier, spec.draft_model, own):
         if ref is not None:
             check_folder(ref)
@@ -67,7 +66,10 @@ def check_job(
     `key`'s.
     """
     require_engine_extra()
-    with_proposer(settings, spec.own_proposer)
+    if spec.vllm_proposer is not None:
+        from specbatch.pipeline.bootstrap import with_proposer
+
+        with_proposer(settings, spec.vllm_proposer)
     if settings.engine == VLLM:
         from specbatch.pipeline.engines.vllm.core import vllm_version
         from specbatch.pipeline.engines.vllm.parameters import check_given

@@ -31,7 +31,6 @@ from specbatch.schemas.draft_switches import DraftSwitch
 from specbatch.schemas.fingerprint import shown
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.notifications import FILE, NotificationRow
-from specbatch.schemas.own_proposer import own_name_in
 from specbatch.schemas.records import (
     NORMAL,
     PRIORITIES,
@@ -42,6 +41,7 @@ from specbatch.schemas.records import (
 )
 from specbatch.schemas.speculation import ALL_PROPOSERS, Decision
 from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
+from specbatch.schemas.vllm_proposer import vllm_proposer_in
 
 EXAMPLES = 3
 DECISIONS = 20
@@ -181,7 +181,7 @@ def waiting_lines(row: JobRow, waits: str | None) -> list[str]:
 
 def proposer_lines(row: JobRow) -> list[str]:
     """What drafts for the job, where that is not a draft model of ours."""
-    own = own_name_in(row.spec)
+    own = vllm_proposer_in(row.spec)
     return [f"proposer: {own}, vLLM's own speculation"] if own else []
 
 

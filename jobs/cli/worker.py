@@ -18,10 +18,10 @@ from specbatch.jobs.cli.second_process import SecondProcess
 from specbatch.pipeline.bootstrap import make_store, with_proposer
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.masking import mask_url
-from specbatch.schemas.own_proposer import OwnProposer, read_proposer
 from specbatch.schemas.registry import PREFIX
 from specbatch.schemas.settings import VLLM, Settings
 from specbatch.schemas.uris import model_ref
+from specbatch.schemas.vllm_proposer import VllmProposer, read_proposer
 
 if TYPE_CHECKING:
     from specbatch.pipeline.learning.watching import ModelWatch
@@ -53,7 +53,7 @@ def worker(
     """
     settings = o.with_engine(load_settings(), engine)
     proposers = proposers_of(kind, proposer or [])
-    if own := own_proposer_of(kind, proposers):
+    if own := vllm_proposer_of(kind, proposers):
         settings, proposers = with_proposer(settings, own), []
     watch = None
     if any(ref.startswith(PREFIX) for ref in proposers):
@@ -101,9 +101,9 @@ def proposers_of(kind: Kind, given: list[str]) -> list[str]:
     return named
 
 
-def own_proposer_of(kind: Kind, proposers: list[str]) -> OwnProposer | None:
+def vllm_proposer_of(kind: Kind, proposers: list[str]) -> VllmProposer | None:
     """vLLM's own speculation, where `--proposer` has its JSON. Raises `UsageError`."""
-    own = [one for one in map(read_proposer, proposers) if isinstance(one, OwnProposer)]
+    own = [one for one in map(read_proposer, proposers) if isinstance(one, VllmProposer)]
     if not own:
         return None
     if kind not in (Kind.VERIFY, Kind.ALL):

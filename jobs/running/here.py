@@ -76,7 +76,7 @@ def run_job(
     if job.state.is_final:
         return
     end_within(None)  # what stops at the timeout gives its groups back, which takes its time
-    settings = with_proposer(settings, spec.own_proposer)
+    settings = with_proposer(settings, spec.vllm_proposer)
     settings = settings.model_copy(update={"broker_url": IN_MEMORY})
     hint = how_to_go_on or f"`{resume_command(job.job_id)}`"
     try:
@@ -85,7 +85,7 @@ def run_job(
 
         with closing(make_store(settings)) as store:
             beside = _before_it_begins(settings, store, job)
-        models = (spec.verifier, job.proposer if spec.own_proposer is None else None)
+        models = (spec.verifier, job.proposer if spec.vllm_proposer is None else None)
         with (
             _sigterm_as_interrupt(),
             _alone(watcher, timeout_sec),

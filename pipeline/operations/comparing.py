@@ -21,9 +21,9 @@ import orjson
 
 from specbatch.pipeline.outputs.rows import ComparedRow, logprobs, token_ids
 from specbatch.schemas.errors import UsageError
-from specbatch.schemas.own_proposer import own_name_in
 from specbatch.schemas.prompt_places import in_brief
 from specbatch.schemas.records import JobRow
+from specbatch.schemas.vllm_proposer import vllm_proposer_in
 
 CONTEXT = 40  # characters of a text that are shown from the first difference on
 # What decides a completion, beside the model: fields of a spec.
@@ -217,7 +217,7 @@ def _deciding(job: JobRow) -> dict[str, Any]:
         "model fingerprint": job.model_fingerprint,
         "numeric class": job.numeric_class,
         "verifier": job.verifier,
-        "proposer": own_name_in(spec) or None,  # vLLM's bits depend on what it drafts
+        "proposer": vllm_proposer_in(spec) or None,  # vLLM's bits depend on what it drafts
     }
     for part in _DECIDING:
         values |= dict(_flat(part, spec.get(part)))

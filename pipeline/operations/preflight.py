@@ -14,7 +14,6 @@ from specbatch.pipeline.engines.models.model_folder import (
     check_pair,
     inspect_model,
 )
-from specbatch.pipeline.engines.vllm.own_speculation import check_needs
 from specbatch.pipeline.inputs.contract import READER_BYTES, Source
 from specbatch.pipeline.inputs.kept import kept_schema
 from specbatch.pipeline.inputs.planner import PlannedGroup, plan
@@ -85,8 +84,10 @@ def check_job(
     if engine == EXACT:
         check_architecture(verifier, may_be_vllm=True)
     check_weights(spec.engine.verifier_weights)
-    if spec.own_proposer:
-        check_needs(spec.own_proposer.as_config, verifier)
+    if spec.vllm_proposer:
+        from specbatch.pipeline.engines.vllm.own_speculation import check_needs  # reads models
+
+        check_needs(spec.vllm_proposer.as_config, verifier)
     if spec.draft_model:
         proposer = inspect_model(spec.draft_model)
         check_architecture(proposer)

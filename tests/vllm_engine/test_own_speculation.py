@@ -23,8 +23,8 @@ from specbatch.pipeline.engines.vllm.own_speculation import (
     with_proposer,
 )
 from specbatch.schemas.errors import MissingExtraError, ModelError, UsageError
-from specbatch.schemas.own_proposer import KINDS, OwnProposer
 from specbatch.schemas.settings import Settings
+from specbatch.schemas.vllm_proposer import KINDS, VllmProposer
 from support.tree import ROOT
 
 MODELS = ROOT / "jobs" / "demo" / "models"
@@ -80,8 +80,8 @@ def test_what_would_change_outputs_or_cannot_be_is_refused(speculation: object, 
 
 
 # --- as an object --------------------------------------------------------------------------------
-def own(kind: str, model: str | None = None) -> OwnProposer:
-    return OwnProposer.model_validate({"kind": kind, "model": model})
+def own(kind: str, model: str | None = None) -> VllmProposer:
+    return VllmProposer.model_validate({"kind": kind, "model": model})
 
 
 @pytest.mark.parametrize("kind", KINDS)

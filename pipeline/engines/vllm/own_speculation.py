@@ -19,8 +19,8 @@ from specbatch.pipeline.engines.models.model_folder import (
     inspect_folder,
 )
 from specbatch.schemas.errors import MissingExtraError, ModelError, UsageError
-from specbatch.schemas.own_proposer import KINDS, OwnProposer, own_name
 from specbatch.schemas.uris import model_ref
+from specbatch.schemas.vllm_proposer import KINDS, VllmProposer, vllm_proposer_name
 
 SPECULATION = "speculative_config"
 REFUSED_SPECULATION = (
@@ -69,7 +69,7 @@ def own_speculation(options: Mapping[str, Any], max_depth: int) -> tuple[dict[st
 
 
 def with_proposer(
-    options: Mapping[str, Any], proposer: OwnProposer, max_depth: int
+    options: Mapping[str, Any], proposer: VllmProposer, max_depth: int
 ) -> dict[str, Any]:
     """vLLM's engine options with this speculation.
 
@@ -96,7 +96,7 @@ def names_of(speculation: object) -> tuple[str, ...]:
     if not isinstance(speculation, Mapping) or speculation.get("method") not in KINDS:
         return ()
     kind, model = speculation["method"], speculation.get("model")
-    return (own_name(kind, None if model is None else model_ref(str(model), Path.cwd())),)
+    return (vllm_proposer_name(kind, None if model is None else model_ref(str(model), Path.cwd())),)
 
 
 def check_needs(speculation: Mapping[str, Any], verifier: ModelFolder) -> None:

@@ -35,7 +35,7 @@ KINDS: tuple[ProposerKind, ...] = ("eagle3", "mtp", "draft_model", "suffix")
 _MODEL_OF = {"eagle3": "the folder or hub id of its head", "draft_model": "its folder or hub id"}
 
 
-class OwnProposer(BaseModel):
+class VllmProposer(BaseModel):
     """vLLM's own speculation: the kind as vLLM calls it, and the model that the kind needs."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -46,7 +46,7 @@ class OwnProposer(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _has_the_model_it_needs(self) -> OwnProposer:
+    def _has_the_model_it_needs(self) -> VllmProposer:
         if self.model is None and (what := _MODEL_OF.get(self.kind)) is not None:
             raise ValueError(f"kind {self.kind} needs a model: name {what}")
         if self.kind == "suffix" and self.model is not None:
@@ -56,14 +56,14 @@ class OwnProposer(BaseModel):
     @property
     def name(self) -> str:
         """As jobs, workers and outputs name it: `eagle3:models/head`, `suffix`."""
-        return own_name(self.kind, self.model)
+        return vllm_proposer_name(self.kind, self.model)
 
     @property
     def as_config(self) -> dict[str, str]:
         """For vLLM's `speculative_config`, without its depth."""
         return {"method": self.kind} | ({"model": self.model} if self.model else {})
 
-    def at(self, base: Path) -> OwnProposer:
+    def at(self, base: Path) -> VllmProposer:
         """With the absolute path of a model that is a folder. Raises `SpecError`."""
         return self.model_copy(update={"model": self.model and model_ref(self.model, base)})
 
@@ -100,23 +100,23 @@ class OwnProposer(BaseModel):
         return None
 
 
-def proposer_at(proposer: str | OwnProposer | None, base: Path) -> str | OwnProposer | None:
+def proposer_at(proposer: str | VllmProposer | None, base: Path) -> str | VllmProposer | None:
     """A job's proposer, of either form, with an absolute path. Raises `SpecError`."""
-    if isinstance(proposer, OwnProposer):
+    if isinstance(proposer, VllmProposer):
         return proposer.at(base)
     return model_ref(proposer, base) if proposer else None
 
 
-def own_name(kind: str, model: str | None) -> str:
+def vllm_proposer_name(kind: str, model: str | None) -> str:
     return kind if model is None else f"{kind}:{model}"
 
 
-def own_name_in(spec: Mapping[str, Any]) -> str:
+def vllm_proposer_in(spec: Mapping[str, Any]) -> str:
     """The name of vLLM's own speculation that a stored spec asks for; empty: it asks for none."""
     proposer = spec.get("proposer")
     if not isinstance(proposer, Mapping):
         return ""
-    return own_name(str(proposer.get("kind")), proposer.get("model"))
+    return vllm_proposer_name(str(proposer.get("kind")), proposer.get("model"))
 
 
 def _read(value: object) -> object:
@@ -134,23 +134,23 @@ def _read(value: object) -> object:
 
 
 def _form(value: object) -> str:
-    return "object" if isinstance(value, Mapping | OwnProposer) else "text"
+    return "object" if isinstance(value, Mapping | VllmProposer) else "text"
 
 
 Proposer = Annotated[
     Annotated[
-        Annotated[str, Tag("text")] | Annotated[OwnProposer, Tag("object")],
+        Annotated[str, Tag("text")] | Annotated[VllmProposer, Tag("object")],
         Discriminator(_form),
     ]
     | None,
     BeforeValidator(_read),
 ]
-_PROPOSER: TypeAdapter[str | OwnProposer | None] = TypeAdapter(Proposer)
+_PROPOSER: TypeAdapter[str | VllmProposer | None] = TypeAdapter(Proposer)
 
 
-def read_proposer(given: str) -> str | OwnProposer | None:
+def read_proposer(given: str) -> str | VllmProposer | None:
     """What a command's `--proposer` names. Raises `UsageError`."""
     try:
         return _PROPOSER.validate_python(given)
     except ValidationError as error:
-        raise UsageError(f"--proposer: {explain(error.errors(), OwnProposer)}") from None
+        raise UsageError(f"--proposer: {explain(error.errors(), VllmProposer)}") from None

@@ -10,8 +10,8 @@ import pytest
 from specbatch.pipeline.operations.spec_input import build_spec, spec_with
 from specbatch.schemas.errors import SpecError, UsageError
 from specbatch.schemas.numeric_class import key_of_spec
-from specbatch.schemas.own_proposer import KINDS, OwnProposer, read_proposer
 from specbatch.schemas.spec import JobSpec, load_spec
+from specbatch.schemas.vllm_proposer import KINDS, VllmProposer, read_proposer
 
 HEAD = {"kind": "eagle3", "model": "owner/head"}
 FAST = {"engine": {"exactness": "fast"}}
@@ -24,7 +24,7 @@ def spec(proposer: object, **more: Any) -> JobSpec:
 
 def test_a_text_is_a_draft_model_as_before() -> None:
     made = spec("owner/small")
-    assert (made.draft_model, made.own_proposer) == ("owner/small", None)
+    assert (made.draft_model, made.vllm_proposer) == ("owner/small", None)
     assert made.proposer_name == "owner/small"
     assert made.may_propose
     assert spec("none").proposer is spec("").proposer is spec(None).proposer is None
@@ -41,7 +41,7 @@ def test_an_object_is_vllms_own_speculation() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_is_passed_to_vllm_by_its_name(kind: str) -> None:
     model = {"model": "owner/m"} if kind in ("eagle3", "draft_model") else {}
-    own = OwnProposer.model_validate({"kind": kind, **model})
+    own = VllmProposer.model_validate({"kind": kind, **model})
     assert own.as_config == {"method": kind, **model}
 
 
@@ -122,6 +122,6 @@ def test_paths_are_relative_to_where_they_are_written(tmp_path: Path) -> None:
 
 def test_a_worker_reads_both_forms() -> None:
     assert read_proposer("models/draft") == "models/draft"
-    assert read_proposer('{"kind": "mtp"}') == OwnProposer(kind="mtp")
+    assert read_proposer('{"kind": "mtp"}') == VllmProposer(kind="mtp")
     with pytest.raises(UsageError, match=r"--proposer: field `kind`: must be 'eagle3'"):
         read_proposer('{"kind": "medusa"}')
