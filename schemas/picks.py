@@ -73,6 +73,7 @@ class Pick:
 
     job: JobSpec
     section: PickSection
+    input: str = ""  # what tells its input from any other; empty: not looked at yet
 
     @property
     def uses_judge(self) -> bool:
@@ -86,10 +87,11 @@ class Pick:
 
     @property
     def pick_id(self) -> str:
-        """The same for the same spec, so that its jobs and its output are found again. What decides
-        no text does not count."""
+        """The same for the same spec and input, so that its jobs and its output are found again.
+        What decides no text does not count."""
         job = self.job.model_copy(update={"budget_usd": None, "priority": "normal"})
-        said = [job.digest(), self.section.model_dump(mode="json", exclude_defaults=True)]
+        section = self.section.model_dump(mode="json", exclude_defaults=True)
+        said = [job.digest(), section, self.input]
         data = orjson.dumps(said, option=orjson.OPT_SORT_KEYS)
         return ID + hashlib.sha256(data).hexdigest()[:16]
 

@@ -99,7 +99,7 @@ def check_broker_url(settings: Settings) -> Celery:
     if settings.broker_url.startswith("memory://"):
         raise UsageError(
             "the broker is memory://, which reaches no other process: set SPECBATCH_BROKER_URL to "
-            "the broker that submitters and workers share, or use `submit-job --local`"
+            "the broker that submitters and workers share, or run it here with --local"
         )
     return make_broker_app(settings)
 

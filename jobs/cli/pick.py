@@ -54,6 +54,8 @@ if TYPE_CHECKING:  # the light install has no pyarrow
     from specbatch.pipeline.outputs.outputs import Manifest
 
 _AGAIN = "run the same command again"
+_BETWEEN_JOBS = f"interrupted between two jobs: {_AGAIN}"
+_MAKES = {"own": "the verifier's own rows"}  # what a part makes, other than by its name
 
 
 def pick(
@@ -83,8 +85,9 @@ def pick(
     end_within(timeout)
     until = math.inf if timeout is None else time.monotonic() + timeout
     with client(settings) as c, closing(make_store(settings)) as store:
+        _check_texts_are_kept(settings, order.job.tenant)
         picks = make_picks(settings, store, order)
-        _Chain(settings, c, order, picks, local, wait, until).run(json)
+        _Chain(settings, c, picks, local, wait, until, json).run()
 
 
 def _read(file: Path) -> Pick:
@@ -100,14 +103,18 @@ class _Chain:
 
     settings: Settings
     client: Client
-    order: Pick
     picks: Picks
     local: bool
     wait: bool
     until: float  # by the monotonic clock
+    json: bool
     done: dict[str, JobRow] = field(default_factory=dict)  # by part, those that have ended
 
-    def run(self, json: bool) -> None:
+    @property
+    def order(self) -> Pick:
+        return self.picks.pick
+
+    def run(self) -> None:
         """Do what is left to do, and print what came out."""
         from specbatch.pipeline.operations import picks as parts
 
@@ -118,19 +125,21 @@ class _Chain:
         picks.claim_output()
         candidates = self._job(parts.CANDIDATES, lambda _: parts.candidates_spec(order))
         scores = self._scores(candidates) if order.uses_judge else None
-        rows, counts = picks.own_rows(candidates, scores and scores[1])
+        with if_interrupted(_BETWEEN_JOBS):
+            rows, counts = picks.own_rows(candidates, scores and scores[1])
         own = self._own(rows) if rows is not None else None
         with if_interrupted(f"interrupted before the output was whole: {_AGAIN}"):
             ours = (own, rows) if own is not None and rows is not None else None
             manifest = picks.publish(candidates, scores, ours, counts)
-        self._tell(manifest, json)
+        self._tell(manifest)
 
     def _scores(self, candidates: JobRow) -> tuple[JobRow, Callable[[], Scores]] | None:
         """The job that scores, and how its scores are read; None without a candidate."""
         from specbatch.pipeline.operations import picks as parts
 
-        tokenizer = judge_tokenizer(self.order)
-        questions = self.picks.questions(candidates, tokenizer)
+        with if_interrupted(_BETWEEN_JOBS):
+            tokenizer = judge_tokenizer(self.order)
+            questions = self.picks.questions(candidates, tokenizer)
         if questions is None:
             return None
         make = partial(parts.scores_spec, self.order, questions)
@@ -163,14 +172,17 @@ class _Chain:
         if job is None:
             job = self._submitted(part, make_spec, about)
         else:
-            remark(f"job {job.job_id} is the {part} of this pick, and {job.state}")
+            remark(f"job {job.job_id} makes {_what(part)} of this pick, and is {job.state}")
         with if_interrupted(stored(job.job_id)):
             if not job.state.is_final:
                 self._follow(job)
                 job = self.client.job(job.job_id)
         if not job.state.is_final:
             remark(f"once job {job.job_id} has ended, {_AGAIN}: it goes on from there")
-            say(job.job_id)
+            if self.json:
+                say_json({"pick": self.order.pick_id, "job_id": job.job_id, "part": part})
+            else:
+                say(job.job_id)
             raise typer.Exit
         may_be_read(job)
         if not self._can_go_on(part, job):
@@ -199,7 +211,7 @@ class _Chain:
             check_broker(self.settings)
         with if_interrupted(MAYBE_SUBMITTED):
             job, _ = self.client.submit(spec, self._key(part, about))
-        remark(f"job {job.job_id} makes the {part}")
+        remark(f"job {job.job_id} makes {_what(part)}")
         return job
 
     def _left_usd(self) -> float | None:
@@ -241,13 +253,9 @@ class _Chain:
         from specbatch.pipeline.operations.picks import candidates_spec
 
         order, job = self.order, self.order.job
+        if not self.local:
+            check_broker(self.settings)
         self.picks.check_output()
-        mode = Privacy.of_settings(self.settings).mode_of(job.tenant)
-        if not mode.is_full:
-            raise UsageError(
-                f"a pick needs texts that are kept in full, and those of tenant {job.tenant!r} are "
-                f"kept {mode}: run the verifier's job alone, with `submit-job`"
-            )
         spec = candidates_spec(order)
         if self.local:
             checks.check_first(spec)
@@ -270,26 +278,42 @@ class _Chain:
                 "chats are read by both as the first one writes them"
             )
 
-    def _tell(self, manifest: Manifest, json: bool) -> None:
+    def _tell(self, manifest: Manifest) -> None:
         from specbatch.pipeline.operations.picks import CANDIDATES, OWN
 
         told, output = manifest.info[SECTION], self.order.job.output.uri
         own, data = self.done.get(OWN), data_uri(output, JobState.DONE)
-        failed = told["rows"]["rejected"]
-        failed += self.picks.progress_of(own).rows_failed if own else 0
-        if json:
+        failed = {self.done[CANDIDATES].job_id: told["rows"]["rejected"]}
+        if own is not None:
+            failed[own.job_id] = self.picks.progress_of(own).rows_failed
+        if self.json:
             which = {name: told[name] for name in ("jobs", "rows", "cost_usd")}
             where = {"output": output, "data": data}
-            say_json({"pick": manifest.job_id, **which, "rows_failed": failed, **where})
+            say_json(
+                {"pick": manifest.job_id, **which, "rows_failed": sum(failed.values()), **where}
+            )
         else:
             for line in _lines(self.order, told["rows"], told["cost_usd"]):
                 say(line)
             say(f"output: {output}")
             say(f"data:   {data}")
-        if failed:
-            job = own or self.done[CANDIDATES]
-            remark(f"some rows failed: `specbatch results {job.job_id} --failed` says why")
+        for job_id in (job_id for job_id, rows in failed.items() if rows):
+            remark(f"some rows failed: `specbatch results {job_id} --failed` says why")
+        if any(failed.values()):
             raise typer.Exit(EXIT_CODES[JobState.PARTIAL])
+
+
+def _what(part: str) -> str:
+    return _MAKES.get(part, f"the {part}")
+
+
+def _check_texts_are_kept(settings: Settings, tenant: str) -> None:
+    mode = Privacy.of_settings(settings).mode_of(tenant)
+    if not mode.is_full:
+        raise UsageError(
+            f"a pick needs texts that are kept in full, and those of tenant {tenant!r} are kept "
+            f"{mode}: run the verifier's job alone, with `submit-job`"
+        )
 
 
 def _is_id(job_id: str, pick_id: str) -> bool:

@@ -28,6 +28,7 @@ from typing import Any
 
 import orjson
 
+from specbatch.pipeline.inputs.sources import find_files
 from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.moderation.judge import (
@@ -43,6 +44,9 @@ from specbatch.pipeline.outputs.outputs import Manifest, OutputWriter, read_mani
 from specbatch.pipeline.outputs.parts import Columns, OutputRow, columns_of
 from specbatch.pipeline.outputs.prompt_file import PromptFile, input_values
 from specbatch.pipeline.stages.publish import with_unfinished_rows
+from specbatch.pipeline.stages.reviews import with_decisions
+from specbatch.pipeline.stages.text_stop import Decode
+from specbatch.pipeline.stages.whole_results import held_back
 from specbatch.pipeline.storage.objects import Objects, join
 from specbatch.pipeline.storage.prompts import in_order
 from specbatch.schemas.arrow import PICKED_OUTPUT
@@ -58,7 +62,7 @@ from specbatch.schemas.records import (
     PromptRow,
     RejectedRow,
 )
-from specbatch.schemas.spec import JobSpec, load_spec
+from specbatch.schemas.spec import JobSpec, load_spec, spec_of
 from specbatch.schemas.speculation import VOCABULARY
 
 CANDIDATES, SCORES, OWN = "candidates", "scores", "own"  # the jobs of a pick
@@ -191,7 +195,7 @@ class InputFile:
     uri: str
     digest: str
     rows: array[int]  # by row of the file, the number of the row that it is about …
-    names: array[int]  # … and a hash of its id
+    asked: array[int]  # … and a hash of its id and its prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +205,7 @@ class Picks:
     store: Store
     objects: Objects
     pick: Pick
+    decode: Decode  # of the verifier's tokens; called for rows that a review has released
 
     def check_output(self) -> None:
         """Raise `OutputError` unless the pick's output may be written where it is asked for."""
@@ -289,14 +294,14 @@ class Picks:
     ) -> InputFile | None:
         """Rows as the input of a job, in the workspace of the candidates' job: its purge deletes
         them too."""
-        said, numbers, names = hashlib.sha256(), array("q"), array("Q")
+        said, numbers, asked = hashlib.sha256(), array("q"), array("Q")
         with self.objects.temp_folder() as folder:
             path = Path(folder) / "rows.parquet"
             with closing(PromptFile(path, samples=1)) as file:
                 for row in rows:
                     said.update(_digested(row))
                     numbers.append(row.row_index)
-                    names.append(_hashed(row.row_id))
+                    asked.append(_hashed(row))
                     file.add(row)
             if not numbers:
                 return None
@@ -304,7 +309,7 @@ class Picks:
             uri = join(candidates.workspace_uri, f"{self.pick.pick_id}-{part}-{digest}.parquet")
             if not self.objects.exists(uri):  # a job may be reading it
                 self.objects.put_file(uri, path)
-        return InputFile(uri, digest, numbers, names)
+        return InputFile(uri, digest, numbers, asked)
 
     # --- the output --------------------------------------------------------------------------
     def publish(
@@ -324,9 +329,9 @@ class Picks:
         rows: list[Iterable[CompletionRecord]] = [(best for best in picked if best is not None)]
         rejected: list[Iterable[RejectedRow]] = [self.store.rejected(candidates.job_id)]
         if own is not None:
-            written = with_unfinished_rows(self.store, self.objects, own[0])
-            rows.append(_renumbered(written, *own))
-            rejected.append(_renumbered(self.store.rejected(own[0].job_id), *own))
+            self._check_read(*own)
+            rows.append(_renumbered(self._as_published(own[0]), own[1]))
+            rejected.append(_renumbered(self.store.rejected(own[0].job_id), own[1]))
         jobs = {
             CANDIDATES: candidates,
             SCORES: scores and scores[0],
@@ -338,6 +343,23 @@ class Picks:
             info=self._info(jobs, counts),
             quarantines=self.pick.job.output.malformed.then == "quarantine",
         )
+
+    def _as_published(self, job: JobRow) -> Iterator[CompletionRecord]:
+        """A job's completions with what was decided of those that a policy sent to review."""
+        whole = partial(held_back, self.store, self.objects, job, spec_of(job), self.decode)
+        rows = with_unfinished_rows(self.store, self.objects, job)
+        return with_decisions(rows, self.store.reviews(job.job_id), whole)
+
+    def _check_read(self, job: JobRow, file: InputFile) -> None:
+        """Raise `ObjectError` where a job read other prompts than those that it was made of."""
+        read = in_order(self.objects, job, partial(self.store.prompts_of, job.job_id))
+        if job.rows_total != len(file.rows) or any(
+            _hashed(row) != file.asked[row.row_index] for row in read
+        ):
+            raise ObjectError(
+                f"job {job.job_id} did not read what the pick has asked: {file.uri} was changed or "
+                "damaged; name another output for a new pick"
+            )
 
     def _writer(self, columns: Columns | None) -> OutputWriter:
         output = self.pick.job.output
@@ -366,8 +388,8 @@ class Picks:
     def scores_of(self, job: JobRow, questions: InputFile, tokenizer: TextTokenizer) -> Scores:
         """The judge's scores, from the beginning. Raises `ObjectError` where it was asked something
         else."""
-        answers = _as_asked(self.store.completions(job.job_id), job, questions)
-        return Scores(answers, frozenset(tokenizer.eos_ids))
+        self._check_read(job, questions)
+        return Scores(self.store.completions(job.job_id), frozenset(tokenizer.eos_ids))
 
     def is_published(self, job: JobRow) -> bool:
         """Whether a job's output says what became of each of its rows. Raises `ObjectError`."""
@@ -443,35 +465,37 @@ def _input(row: PromptRow, record: CompletionRecord, tokenizer: TextTokenizer) -
     )
 
 
+def input_identity(pick: Pick, objects: Objects) -> str:
+    """What tells the pick's input from any other: the bytes of files here, the versions of others.
+
+    Raises `InputError` and `ObjectError`.
+    """
+    files, _ = find_files(pick.job.input, objects)
+    said = hashlib.sha256()
+    for file in sorted(files, key=attrgetter("uri")):
+        path = Path(file.uri.removeprefix("file://"))
+        if path.is_file():
+            with path.open("rb") as data:
+                known = hashlib.file_digest(data, "sha256").hexdigest()
+        else:
+            known = f"{file.size} {file.version}"
+        said.update(orjson.dumps([file.uri, known]))
+    return said.hexdigest()
+
+
 def _digested(row: PromptRow) -> bytes:
     values = [row.row_index, row.row_id, row.prompt_ids, row.seed, row.tag, dict(row.overrides)]
     return orjson.dumps(values, option=orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE)
 
 
-def _as_asked(rows: Iterable[Any], job: JobRow, file: InputFile) -> Iterator[Any]:
-    """Rows of a job over the file. Raises `ObjectError` where it read something else."""
-    if job.rows_total != len(file.rows):
-        raise _damaged(job, file)
-    for row in rows:
-        if _hashed(str(row.row_id)) != file.names[row.row_index]:
-            raise _damaged(job, file)
-        yield row
+def _renumbered(rows: Iterable[Any], file: InputFile) -> Iterator[Any]:
+    """Rows of a job over the file, by the numbers of the rows that they are about."""
+    return (replace(row, row_index=file.rows[row.row_index]) for row in rows)
 
 
-def _renumbered(rows: Iterable[Any], job: JobRow, file: InputFile) -> Iterator[Any]:
-    """The same, by the numbers of the rows that they are about."""
-    return (replace(row, row_index=file.rows[row.row_index]) for row in _as_asked(rows, job, file))
-
-
-def _damaged(job: JobRow, file: InputFile) -> ObjectError:
-    return ObjectError(
-        f"job {job.job_id} did not read what the pick has asked: {file.uri} was changed or "
-        "damaged; name another output for a new pick"
-    )
-
-
-def _hashed(row_id: str) -> int:
-    return int.from_bytes(hashlib.blake2b(row_id.encode(), digest_size=8).digest())
+def _hashed(row: PromptRow) -> int:
+    said = orjson.dumps([row.row_id, row.prompt_ids])
+    return int.from_bytes(hashlib.blake2b(said, digest_size=8).digest())
 
 
 def _columns(candidates: JobRow, own: JobRow | None) -> Columns:

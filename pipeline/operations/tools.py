@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -193,11 +193,17 @@ def make_spot_checks(settings: Settings, store: Store) -> SpotChecks:
 
 
 def make_picks(settings: Settings, store: Store, pick: Pick) -> Picks:
-    """What puts a pick together. Raises `MissingExtraError`."""
-    _require_arrow("picks need", "pick where the workers are")
-    from specbatch.pipeline.operations.picks import Picks
+    """What puts a pick of the input as it is now together.
 
-    return Picks(store, _objects(settings), pick)
+    Raises `MissingExtraError`, `InputError` and `ObjectError`.
+    """
+    _require_arrow("picks need", "pick where the workers are")
+    from specbatch.pipeline.operations.picks import Picks, input_identity
+
+    objects = _objects(settings)
+    tokenizer = cache(lambda: _tokenizer_of(pick.job.verifier))
+    pick = replace(pick, input=input_identity(pick, objects))
+    return Picks(store, objects, pick, lambda ids: tokenizer().decode(ids))
 
 
 def judge_tokenizer(pick: Pick) -> TextTokenizer:
@@ -206,13 +212,10 @@ def judge_tokenizer(pick: Pick) -> TextTokenizer:
     Raises `UsageError` if its chat template takes no question, `ModelError` and
     `MissingExtraError`.
     """
-    require_engine_extra()
-    from specbatch.pipeline.engines.models.model_folder import inspect_model
+    tokenizer = _tokenizer_of(pick.job.verifier)
     from specbatch.pipeline.inputs.contract import RowError
-    from specbatch.pipeline.inputs.tokenizer import TextTokenizer
     from specbatch.pipeline.moderation.judge import question_ids
 
-    tokenizer = TextTokenizer.load(str(inspect_model(pick.job.verifier).path))
     anything = PolicyInput("text", "prompt", "id", None, "stop")
     try:
         question_ids(pick.section.by.prompt or "", [anything], tokenizer)
@@ -258,3 +261,11 @@ def _objects(settings: Settings) -> Objects:
     from specbatch.pipeline.storage.objects import ASKED_RETRY_SEC, Objects
 
     return Objects.of_settings(settings, ASKED_RETRY_SEC)
+
+
+def _tokenizer_of(model: str) -> TextTokenizer:
+    require_engine_extra()
+    from specbatch.pipeline.engines.models.model_folder import inspect_model
+    from specbatch.pipeline.inputs.tokenizer import TextTokenizer
+
+    return TextTokenizer.load(str(inspect_model(model).path))

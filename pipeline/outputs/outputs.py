@@ -175,8 +175,8 @@ class OutputWriter:
     def _taken(self, owner: str | None) -> OutputError:
         if str(owner).startswith(PICK):
             return OutputError(
-                f"output {self._uri} holds {owner}, which `specbatch pick` wrote by another spec: "
-                "choose another location"
+                f"output {self._uri} holds {owner}, which `specbatch pick` has for another spec or "
+                "input: choose another location"
             )
         return OutputError(
             f"output {self._uri} holds job {owner}: choose another location, or see with "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
@@ -284,8 +283,10 @@ def test_workers_elsewhere_get_one_job_at_a_time_and_must_read_what_was_asked(
         assert cli("pick", spec()).code == 0
     (path,) = folder.rglob("pick-*-scores-*.parquet")
     asked = pq.read_table(path)
-    ids = asked["id"].to_pylist()
-    pq.write_table(asked.set_column(0, "id", pa.array([*ids[1:], ids[0]])), path)
+    prompts = asked["prompt_ids"].to_pylist()
+    swapped = pa.array([*prompts[2:], *prompts[:2]], asked.schema.field("prompt_ids").type)
+    at = asked.column_names.index("prompt_ids")
+    pq.write_table(asked.set_column(at, asked.schema.field("prompt_ids"), swapped), path)
     refused = cli("pick", spec(), "--local")
     assert refused.code == 4
     assert "was changed or damaged" in refused.complaint
@@ -355,7 +356,6 @@ def test_models_of_other_tokens_and_private_tenants_are_refused(
     assert refused.code == 2
     assert "vocabulary" in refused.complaint
     monkeypatch.setenv("SPECBATCH_PRIVACY", "hash-only")
-    monkeypatch.setenv("SPECBATCH_ENCRYPTION_KEY", base64.urlsafe_b64encode(bytes(32)).decode())
     refused = cli("pick", spec(), "--local")
     assert refused.code == 2
     assert "are kept hash-only" in refused.complaint
@@ -366,5 +366,31 @@ def test_an_output_of_something_else_is_left_alone(cli: Any, spec: Spec) -> None
     before = digests("picked")
     refused = cli("pick", spec(pick={"least": 0.1}), "--local")
     assert refused.code == 2
-    assert "which `specbatch pick` wrote by another spec" in refused.complaint
+    assert "which `specbatch pick` has for another spec or" in refused.complaint
+    pq.write_table(pq.read_table("prompts.parquet").slice(1), "prompts.parquet")
+    refused = cli("pick", spec(pick={"least": 0.0}), "--local")
+    assert refused.code == 2, "the input has changed"
+    assert "for another spec or input: choose" in refused.complaint
     assert digests("picked") == before
+
+
+def test_without_a_broker_or_local_nothing_is_held(cli: Any, spec: Spec) -> None:
+    refused = cli("pick", spec())
+    assert refused.code == 2
+    assert "run it here with --local" in refused.complaint
+    assert not Path("picked").exists()
+
+
+def test_what_a_reviewer_has_released_is_written(cli: Any, spec: Spec) -> None:
+    policy = {"use": "patterns", "patterns": {"any": "(?s).*"}, "verdict": "review"}
+    path = spec(policies=[policy])
+    held = cli("pick", path, "--local", "--json")
+    assert held.code == 0, held.err
+    assert held.json["rows"] == counts(own=ROWS, without=ROWS)
+    assert {row["text"] for row in rows("picked")} == {None}
+    own = held.json["jobs"]["own"]
+    texts = [yaml.safe_load(line)["text"] for line in cli("review", own, "--json").out.splitlines()]
+    assert cli("review", own, "--release", "0", "--block", "1", "--local").code == 0
+    assert cli("pick", path, "--local").code == 0
+    found = rows("picked")
+    assert (found[0]["text"], found[1]["error"]) == (texts[0], "blocked by a reviewer")

@@ -1,1 +1,1 @@
-"""The verify engine. It knows nothing of Celery, SQL or text: token ids in, token ids out."""
+"""Our own verify engine. It knows nothing of Celery, SQL or text: token ids in and out."""

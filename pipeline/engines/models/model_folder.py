@@ -51,21 +51,21 @@ def check_folder(ref: str) -> None:
     `inspect_model` finds the rest, for which it reads all files.
     """
     if _folder_of(ref) is not None or _names_folder(ref):
-        _read_config(ref, _locate(ref))
+        read_config(ref, _locate(ref))
 
 
 def known_context(ref: str) -> int | None:
     """The context in tokens of a model whose folder is here and readable; else None."""
     try:
         folder = _folder_of(ref)
-        return None if folder is None else _context_tokens(_read_config(ref, folder))
+        return None if folder is None else _context_tokens(read_config(ref, folder))
     except (ModelError, TypeError, ValueError, AttributeError):
         return None
 
 
 def inspect_folder(ref: str, path: Path) -> ModelFolder:
     """The same for a model that was located before, without asking the hub again."""
-    config = _read_config(ref, path)
+    config = read_config(ref, path)
     if "auto_map" in config:
         raise ModelError(
             f"model `{ref}` needs code from its own repository (trust_remote_code), which is "
@@ -117,7 +117,7 @@ def check_again(model: ModelFolder) -> None:
     try:
         weights = check_files(model.ref, model.path)
         known = model.model_type in SUPPORTED_MODEL_TYPES
-        check_weights(model.ref, _read_config(model.ref, model.path), weights, known)
+        check_weights(model.ref, read_config(model.ref, model.path), weights, known)
     except ModelError as error:
         raise BrokenModelError(str(error)) from None
 
@@ -246,7 +246,8 @@ def _reason(error: Exception) -> str:
     return (getattr(error, "strerror", None) or first_line(error)).lower()
 
 
-def _read_config(ref: str, path: Path) -> dict[str, Any]:
+def read_config(ref: str, path: Path) -> dict[str, Any]:
+    """A model's `config.json`. Raises `ModelError`."""
     try:
         config = json.loads((path / "config.json").read_text())
     except FileNotFoundError:

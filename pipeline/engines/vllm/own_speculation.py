@@ -6,7 +6,6 @@ job's `proposer` name it by an object, which becomes the same option.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +16,7 @@ from specbatch.pipeline.engines.models.model_folder import (
     check_folder,
     check_pair,
     inspect_folder,
+    read_config,
 )
 from specbatch.schemas.errors import MissingExtraError, ModelError, UsageError
 from specbatch.schemas.uris import model_ref
@@ -130,17 +130,9 @@ def check_needs(speculation: Mapping[str, Any], verifier: ModelFolder) -> None:
 
 
 def _has_mtp(verifier: ModelFolder) -> bool:
-    config = _config(verifier.path)
+    config = read_config(verifier.ref, verifier.path)
     inner = [config.get(name) for name in ("text_config", "mtp_config")]
     parts = [config, *(part for part in inner if isinstance(part, Mapping))]
     if any(part.get(name) for part in parts for name in MTP_LAYERS):
         return True
     return str(config.get("model_type")).startswith(MTP_TYPES)
-
-
-def _config(folder: Path) -> dict[str, Any]:
-    try:
-        config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return config if isinstance(config, dict) else {}

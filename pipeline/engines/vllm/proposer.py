@@ -4,8 +4,8 @@ A core that is configured with one drafts in each of its steps, for the next. Th
 its requests and are offered here beside those of blocks, history and n-grams. So the same policy
 decides which of them are verified and how far, and the same accounts name them.
 
-Known are the tokens that were drafted, and how many of them a step verified and kept. Not known are
-the time that drafting took, as it is part of vLLM's step, and the probabilities that drafts were
+vLLM tells the tokens that were drafted, and how many of them a step verified and kept. It does not
+tell the time that drafting took, which is part of its step, nor the probabilities that drafts were
 drawn from: they have no price of their own, and no ratio test can use them.
 """
 
