@@ -105,6 +105,8 @@ def flag_of(field: str) -> str:
 
 
 def _unknown(where: str, allowed: list[str]) -> str:
+    if where == "pick":
+        return "section `pick` is for `specbatch pick`: use that command, or leave the section out"
     name = where.rpartition(".")[2]
     near = get_close_matches(name, allowed, 1)
     meant = f" (did you mean `{near[0]}`?)" if near else ""

@@ -375,6 +375,8 @@ def test_an_output_of_something_else_is_left_alone(cli: Any, spec: Spec) -> None
 
 
 def test_without_a_broker_or_local_nothing_is_held(cli: Any, spec: Spec) -> None:
+    alone = cli("submit-job", spec(), "--local")
+    assert (alone.code, "section `pick` is for `specbatch pick`" in alone.complaint) == (2, True)
     refused = cli("pick", spec())
     assert refused.code == 2
     assert "run it here with --local" in refused.complaint
