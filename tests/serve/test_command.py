@@ -61,7 +61,7 @@ def test_what_a_key_cannot_be(cli: Cli, arguments: str, said: str) -> None:
     [
         (GOOD, "--no-keys --host 0.0.0.0", "loopback"),
         (GOOD, "--no-keys --host example.org", "loopback"),
-        (GOOD, "", "there is no API key yet"),
+        (GOOD, "", "there is no valid API key yet"),
         ("models: {a: {verifier: ./nowhere}}", "", "nowhere"),
         ("models: {}", "", "one key, `models`"),
         ("models: {a: {}}", "", "needs `verifier`"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import socket
-from pathlib import Path
 
 import openai
 import pytest
@@ -25,7 +24,7 @@ def test_a_file_is_kept_as_it_was_sent(served: Served) -> None:
     assert client.files.list().data == [file]
     assert client.files.delete(file.id).deleted
     assert client.files.list().data == []
-    assert list(served.service.shelf.files.iterdir()) == []
+    assert list(served.service.file_store.files.iterdir()) == []
     with pytest.raises(openai.NotFoundError):
         client.files.content(file.id)
 
@@ -55,26 +54,25 @@ def test_an_upload_that_is_cut_off_is_not_listed(served: Served) -> None:
         while sock.recv(4096):
             pass  # until the service has given it up
     assert served.client(key).files.list().data == []
-    assert list(served.service.shelf.uploads.iterdir()) == []
+    assert list(served.service.file_store.uploads.iterdir()) == []
 
 
 def test_what_a_crash_left_is_swept(served: Served) -> None:
-    client, shelf = served.client(), served.service.shelf
+    client, file_store = served.client(), served.service.file_store
     kept = client.files.create(file=CONTENT, purpose="batch")
-    (shelf.uploads / "half").write_bytes(b"half")
-    shelf.path_of("file-" + "0" * 31).write_bytes(b"without a row")
-    assert shelf.sweep(served.store.file_ids()) == 2
-    assert [path.stem for path in shelf.files.iterdir()] == [kept.id]
+    (file_store.uploads / "half").write_bytes(b"half")
+    file_store.path_of("file-" + "0" * 31).write_bytes(b"without a row")
+    assert file_store.sweep(served.store.file_ids(file_store.service_id)) == 2
+    assert [path.stem for path in file_store.files.iterdir()] == [kept.id]
 
 
-def test_a_file_above_the_limit_is_refused(tmp_path: Path, served: Served) -> None:
+def test_a_file_above_the_limit_is_refused(served: Served) -> None:
     object.__setattr__(served.service, "most_file_bytes", 1000)
     with pytest.raises(openai.APIStatusError) as caught:
         served.client().files.create(file=b"x" * 1001, purpose="batch")
     assert caught.value.status_code == 413
     assert caught.value.code == "file_too_large"
-    assert list(served.service.shelf.uploads.iterdir()) == []
-    assert tmp_path.exists()
+    assert list(served.service.file_store.uploads.iterdir()) == []
 
 
 def test_a_client_that_still_sends_hears_that_its_file_is_too_large(served: Served) -> None:
@@ -108,8 +106,8 @@ def test_an_id_of_another_form_is_unknown(served: Served, given: str) -> None:
 
 
 def test_a_name_is_data_only(served: Served) -> None:
-    client, root = served.client(), served.service.shelf.root
+    client, root = served.client(), served.service.file_store.root
     file = client.files.create(file=("../../evil\0.jsonl", CONTENT), purpose="batch")
     assert "evil" in file.filename
-    assert [path.name for path in served.service.shelf.files.iterdir()] == [f"{file.id}.jsonl"]
+    assert [path.name for path in served.service.file_store.files.iterdir()] == [f"{file.id}.jsonl"]
     assert not list(root.parent.glob("*evil*"))

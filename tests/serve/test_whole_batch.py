@@ -15,7 +15,7 @@ from openai.types.chat import ChatCompletion
 from serve.conftest import URL, Served, jsonl, line, serving
 
 from specbatch.jobs.serve.models import ServedModel
-from specbatch.jobs.serve.runner import run_next
+from specbatch.jobs.serve.runner import Runner
 from support.models import TinyPair
 
 
@@ -31,11 +31,17 @@ def running(tmp_path: Path, tiny_pair: TinyPair) -> Iterator[Served]:
         yield found
 
 
+def runner_of(served: Served) -> Runner:
+    service = served.service
+    return Runner(served.settings, service.store, service.client, service.file_store.service_id)
+
+
 def run_until_idle(served: Served) -> None:
     """Take steps, and do jobs here, until no batch is open."""
-    while served.store.open_batches():
-        served.keeper.step_all()
-        run_next(served.settings, served.store, served.service.client)
+    one = runner_of(served)
+    while served.open_batches():
+        served.reconciler.step_all()
+        one.run_next()
 
 
 def test_a_batch_from_upload_to_download(running: Served) -> None:
@@ -113,7 +119,7 @@ def test_a_batch_without_a_good_request_is_completed(running: Served) -> None:
 
 def test_a_batch_that_is_cancelled_says_so_in_its_lines(running: Served) -> None:
     batch = created(running, jsonl(line("a"), line("b")))
-    running.keeper.step_all()
+    running.reconciler.step_all()
     running.client().batches.cancel(batch.id)
     batch, done, refused = ended(running, batch.id)
     assert (batch.status, done) == ("cancelled", [])
@@ -124,7 +130,7 @@ def test_a_batch_that_is_cancelled_says_so_in_its_lines(running: Served) -> None
 
 def test_a_batch_whose_window_ends_is_expired(running: Served) -> None:
     batch = created(running, jsonl(line("a")))
-    running.keeper.step_all()
+    running.reconciler.step_all()
     with sqlite3.connect(running.settings.store_url.removeprefix("sqlite:///")) as database:
         database.execute("UPDATE jobs SET deadline_at = created_at - 1")
     batch, done, refused = ended(running, batch.id)

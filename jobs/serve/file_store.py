@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from specbatch.jobs.serve.errors import unknown
-from specbatch.schemas.file_modes import Access, make_folder
+from specbatch.pipeline.storage.objects import sync_folder
+from specbatch.schemas.file_modes import Access, make_folder, new_file
 
 FILE, BATCH = "file-", "batch_"
 _TAIL = r"[0-9a-f]{31}"
@@ -23,15 +25,33 @@ _NAMES = {FILE: "file", BATCH: "batch"}
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
+class FileStore:
     """The folders below `root`."""
 
     root: Path
     access: Access = Access.PRIVATE
 
     def make(self) -> None:
+        """Also its id, which is made once and stays."""
         for folder in (self.uploads, self.files, self.outputs):
             make_folder(folder, self.access)
+        if not self._id_file.exists():
+            temporary = self._id_file.with_suffix(f".{secrets.token_hex(4)}")
+            with new_file(temporary, self.access) as file:
+                file.write(secrets.token_hex(16).encode())
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.rename(self._id_file)
+            sync_folder(self._id_file.parent)
+
+    @property
+    def service_id(self) -> str:
+        """Whose batches and files are this folder's: several services may share a store."""
+        return self._id_file.read_text()
+
+    @property
+    def _id_file(self) -> Path:
+        return self.root / "serve" / "id"
 
     @property
     def uploads(self) -> Path:
@@ -55,7 +75,7 @@ class Shelf:
         """Put a whole, synced file in its place; it survives a crash from now on."""
         place = self.path_of(file_id)
         upload.rename(place)
-        sync(place.parent)
+        sync_folder(place.parent)
 
     def remove(self, file_id: str) -> None:
         self.path_of(file_id).unlink(missing_ok=True)
@@ -76,12 +96,3 @@ def checked(prefix: str, given: str) -> str:
     if _FORMS[prefix].fullmatch(given) is None:
         raise unknown(_NAMES[prefix], given)
     return given
-
-
-def sync(place: Path) -> None:
-    """Have a file, or a folder's names, on the disk."""
-    descriptor = os.open(place, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
