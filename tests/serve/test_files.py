@@ -111,3 +111,19 @@ def test_a_name_is_data_only(served: Served) -> None:
     assert "evil" in file.filename
     assert [path.name for path in served.service.file_store.files.iterdir()] == [f"{file.id}.jsonl"]
     assert not list(root.parent.glob("*evil*"))
+
+
+def test_a_file_that_should_expire_is_refused(served: Served) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        served.client().files.create(
+            file=CONTENT, purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
+        )
+    assert caught.value.param == "expires_after"
+
+
+def test_a_file_whose_content_is_missing_is_not_found(served: Served) -> None:
+    client = served.client()
+    file = client.files.create(file=CONTENT, purpose="batch")
+    served.service.file_store.path_of(file.id).unlink()
+    with pytest.raises(openai.NotFoundError, match="not in this service's folder"):
+        client.files.content(file.id)
