@@ -53,7 +53,7 @@ class ChildProcess:
 
     def _start(self) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
-            [sys.executable, "-m", *self._arguments],
+            [sys.executable, "-P", "-m", *self._arguments],  # no modules of the current folder
             stdin=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is this process's to answer
         )

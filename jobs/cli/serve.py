@@ -15,7 +15,7 @@ import typer
 from specbatch.jobs.cli.checks import check_job, check_models_first
 from specbatch.jobs.cli.connect import check_broker, forgiving_enqueue, load_settings
 from specbatch.jobs.cli.console import remark
-from specbatch.schemas.errors import UsageError
+from specbatch.schemas.errors import UsageError, first_line
 from specbatch.schemas.extras import require_engine_extra, require_serve_extra
 from specbatch.schemas.settings import Settings
 
@@ -76,7 +76,12 @@ def serve(
     privacy = Privacy.of_settings(settings)
     privacy.check_key()
     file_store = FileStore(dir.absolute(), settings.store_mode)
-    file_store.make()
+    try:
+        file_store.make()
+    except OSError as error:
+        raise UsageError(
+            f"--dir {dir} cannot be the service's folder: {first_line(error)}"
+        ) from None
     busy = f"another `specbatch serve` uses {dir}"
     with only_one(dir / "serve.lock", False, busy), closing(make_store(settings)) as store:
         keys, now = store.api_keys()
@@ -85,7 +90,8 @@ def serve(
                 "there is no valid API key yet: make one with `specbatch api-keys create NAME "
                 f"--dir {dir}`, or start with --no-keys on a loopback address"
             )
-        file_store.sweep(store.file_ids(file_store.service_id))
+        file_store.check_store(store.file_ids(file_store.service_id))
+        file_store.sweep()
         if embedded:
             check_models(settings, file_store, served.values())
         client = make_client(settings, forgiving_enqueue(settings), store)
@@ -182,7 +188,14 @@ def _listen(
         limit_concurrency=MOST_CONNECTIONS,
         timeout_graceful_shutdown=GRACE_SEC,
     )
-    sock = config.bind_socket()
+    try:
+        sock = config.bind_socket()
+    except SystemExit:  # uvicorn's, whose log has the reason
+        raise UsageError(
+            f"port {port} of {host} cannot be listened on: stop what uses it, or give another "
+            "--port"
+        ) from None
+    sock.listen()  # who connects from now on waits
     shown = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}/v1"
     # uvicorn raises its signals again once it has ended; what follows here must still be done.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 from uuid import uuid4
@@ -156,8 +157,12 @@ async def _receive(service: Service, request: Request, tenant: str) -> StoredFil
         async for chunk in _in_time(chunks, service.silence_sec):
             await run_in_threadpool(upload.feed, chunk)
         return await run_in_threadpool(_finish, service, upload, tenant)
+    except OSError as error:
+        log.warning("a file could not be taken: %s", error)
+        raise ApiError(507, "the service cannot store the file now", "storage_full") from None
     finally:
-        await run_in_threadpool(upload.close)
+        with suppress(OSError):  # what is still buffered
+            await run_in_threadpool(upload.close)
 
 
 def _finish(service: Service, upload: Upload, tenant: str) -> StoredFile:

@@ -54,7 +54,7 @@ def new_batch(
             "output_expires_after",
         )
     endpoint = asked.get("endpoint")
-    if endpoint not in FORMATS:
+    if not isinstance(endpoint, str) or endpoint not in FORMATS:
         raise ApiError(400, f"endpoint must be one of {', '.join(FORMATS)}", None, "endpoint")
     window = asked.get("completion_window")
     window_sec = seconds_of(window) if isinstance(window, str) else None

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from specbatch.jobs.serve.errors import unknown
 from specbatch.pipeline.storage.objects import sync_folder
+from specbatch.schemas.errors import UsageError
 from specbatch.schemas.file_modes import Access, make_folder, new_file
 
 FILE, BATCH = "file-", "batch_"
@@ -80,15 +81,24 @@ class FileStore:
     def remove(self, file_id: str) -> None:
         self.path_of(file_id).unlink(missing_ok=True)
 
-    def sweep(self, known: Collection[str]) -> int:
-        """Delete what a crash left: uploads that never ended, and files without a row. Nothing may
-        upload meanwhile. Returns how many there were."""
-        left = [*self.uploads.iterdir()]
-        left += [path for path in self.files.iterdir() if path.stem not in known]
+    def sweep(self) -> int:
+        """Delete uploads that a crash cut off; nothing may upload meanwhile. Returns how many there
+        were. A file without a row stays: it may be another store's."""
+        left = list(self.uploads.iterdir())
         for path in left:
             with suppress(FileNotFoundError):
                 path.unlink()
         return len(left)
+
+    def check_store(self, known: Collection[str]) -> None:
+        """Raise `UsageError` where there are files and the store knows none. `known`: the ids of
+        those that it has of this service."""
+        there = [path.stem for path in self.files.iterdir()]
+        if there and not known:
+            raise UsageError(
+                f"the store knows none of the {len(there):,} files in {self.files}: start with the "
+                "store that they belong to, or move them elsewhere"
+            )
 
 
 def checked(prefix: str, given: str) -> str:

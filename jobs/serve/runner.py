@@ -7,10 +7,13 @@ died is resumed by the next runner. A lock on the folder sees to it that there i
 from __future__ import annotations
 
 import logging
+import math
+import os
 import time
 from collections.abc import Collection
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from specbatch.jobs.running.here import Watcher, run_job
 from specbatch.jobs.serve.collecting import not_run
@@ -26,6 +29,7 @@ from specbatch.schemas.spec import spec_of
 log = logging.getLogger(__name__)
 
 EVERY_SEC = 0.3
+AWAY_SEC = 30.0  # before a model folder that is missing is looked for again
 PAUSE_SEC = 5.0  # after what may pass by itself
 NOT_SERVED = "its model cannot be run here"
 
@@ -47,6 +51,12 @@ def _must_stop(batch: BatchRow, job: JobRow) -> bool:
     return job.cancel_requested or batch.expires_at <= time.time()
 
 
+def is_away(job: JobRow) -> bool:
+    """Whether a model folder of the job is not there, as while its disk is not mounted."""
+    folders = [Path(ref) for ref in (job.verifier, job.proposer) if ref and ref.startswith("/")]
+    return not all(folder.is_dir() and os.access(folder, os.R_OK) for folder in folders)
+
+
 @dataclass(slots=True)
 class Runner:
     """Does the jobs of one service's batches."""
@@ -55,7 +65,7 @@ class Runner:
     store: Store
     client: Client
     service_id: str
-    _passed_over: set[str] = field(default_factory=set)  # batches that cannot be done here
+    _passed_over: dict[str, float] = field(default_factory=dict)  # by batch: until when
 
     def run(self) -> None:
         """Do jobs for ever. Raises `EngineError` when this process can do no more: the next one
@@ -70,7 +80,9 @@ class Runner:
 
     def run_next(self) -> bool:
         """Do one job, if there is one. Raises as `run`, and `StoreError` and `ObjectError`."""
-        found = next_job(self.store, self.service_id, self._passed_over)
+        now = time.monotonic()
+        passed_over = {batch_id for batch_id, until in self._passed_over.items() if until > now}
+        found = next_job(self.store, self.service_id, passed_over)
         if found is None:
             return False
         batch, job = found
@@ -80,26 +92,31 @@ class Runner:
         log.info("job %s of tenant %s begins", job.job_id, job.tenant)
         try:
             run_job(self.settings, spec_of(job), job, watcher)
-        except ModelError as error:  # will not pass
-            log.error("job %s cannot be run: %s", job.job_id, error)
+        except ModelError as error:
+            if is_away(job):
+                self._pass_over(batch, self.store.get_job(job.job_id), error, AWAY_SEC)
+                return True
+            log.error("job %s cannot be run: %s", job.job_id, error)  # will not pass
             self._end(job, batch, not_run(job.job_id))
         except UsageError as error:
             self._pass_over(batch, self.store.get_job(job.job_id), error)
         return True
 
-    def _pass_over(self, batch: BatchRow, job: JobRow, error: UsageError) -> None:
-        """Another start may do it, on another machine or with other settings: what is done already
+    def _pass_over(
+        self, batch: BatchRow, job: JobRow, error: UsageError, sec: float = math.inf
+    ) -> None:
+        """For so long, or until the next start, perhaps on another machine: what is done already
         must not be lost. Where it is to stop anyway, it ends."""
         if _must_stop(batch, job):
             is_late = batch.cancelling_at is None and batch.expires_at <= time.time()
             status = BatchStatus.EXPIRED if is_late else BatchStatus.CANCELLED
             self._end(job, batch, BatchEnd(status))
             return
-        log.error("batch %s waits for a start that can do it: %s", batch.batch_id, error)
-        self._passed_over.add(batch.batch_id)
+        log.error("batch %s waits: %s", batch.batch_id, error)
+        self._passed_over[batch.batch_id] = time.monotonic() + sec
         self.store.note_batch_waits(batch.batch_id, for_clients(error))
 
     def _end(self, job: JobRow, batch: BatchRow, end: BatchEnd) -> None:
         """The job cannot even be published here; what it has finished stays in the store."""
-        self.store.end_batch(batch.batch_id, end)
         self.client.cancel(job.job_id, NOT_SERVED)
+        self.store.end_batch(batch.batch_id, end)

@@ -106,9 +106,11 @@ class Upload:
 
     def close(self) -> None:
         """Drop what was not finished."""
-        if self._file is not None:
-            self._file.close()
-        self.place.unlink(missing_ok=True)
+        try:
+            if self._file is not None:
+                self._file.close()
+        finally:
+            self.place.unlink(missing_ok=True)
 
     # --- called by the parser ---------------------------------------------------------------
     def _part_begins(self) -> None:

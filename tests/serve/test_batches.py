@@ -88,6 +88,8 @@ def test_the_same_idempotency_key_gives_the_same_batch(served: Served) -> None:
         ([{**line("a"), "body": []}], "invalid_request", 1),
         ([b"\n"], "empty_file", None),
         ([line(str(i)) for i in range(101)], "too_many_requests", None),
+        ([b"" for _ in range(101)], "too_many_requests", None),
+        ([line("a", model=["x"] * 100)], "model_not_found", 1),
     ],
 )
 def test_a_file_that_is_no_batch_fails_it(
@@ -278,6 +280,7 @@ def test_a_tenant_has_so_many_open_batches_and_no_more(served: Served) -> None:
     ("values", "param"),
     [
         ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"extra_body": {"endpoint": []}}, "endpoint"),
         ({"completion_window": "soon"}, "completion_window"),
         ({"metadata": {"k": "v" * 513}}, "metadata"),
         ({"extra_body": {"input_file_id": ["x"]}}, "input_file_id"),

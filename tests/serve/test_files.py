@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import socket
 
@@ -9,6 +10,7 @@ import openai
 import pytest
 from serve.conftest import Served, jsonl, line
 
+from specbatch.schemas.errors import UsageError
 from specbatch.schemas.serving import Purpose
 
 CONTENT = jsonl(line("a"), line("b"))
@@ -57,13 +59,36 @@ def test_an_upload_that_is_cut_off_is_not_listed(served: Served) -> None:
     assert list(served.service.file_store.uploads.iterdir()) == []
 
 
-def test_what_a_crash_left_is_swept(served: Served) -> None:
+def test_what_a_crash_left_is_swept_and_no_whole_file(served: Served) -> None:
     client, file_store = served.client(), served.service.file_store
-    kept = client.files.create(file=CONTENT, purpose="batch")
+    client.files.create(file=CONTENT, purpose="batch")
     (file_store.uploads / "half").write_bytes(b"half")
     file_store.path_of("file-" + "0" * 31).write_bytes(b"without a row")
-    assert file_store.sweep(served.store.file_ids(file_store.service_id)) == 2
-    assert [path.stem for path in file_store.files.iterdir()] == [kept.id]
+    assert file_store.sweep() == 1
+    assert len(list(file_store.files.iterdir())) == 2
+
+
+def test_a_store_that_knows_no_file_of_the_folder_is_refused(served: Served) -> None:
+    file_store = served.service.file_store
+    file_store.check_store(set())  # it has none yet
+    file = served.client().files.create(file=CONTENT, purpose="batch")
+    file_store.check_store(served.store.file_ids(file_store.service_id))
+    with pytest.raises(UsageError, match="knows none of the 1 files"):
+        file_store.check_store(served.store.file_ids("another"))
+    assert file_store.path_of(file.id).exists()
+
+
+def test_a_full_disk_leaves_nothing_of_an_upload(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("specbatch.jobs.serve.uploads.os.fsync", full)
+    with pytest.raises(openai.InternalServerError) as caught:
+        served.client().files.create(file=CONTENT, purpose="batch")
+    assert (caught.value.status_code, caught.value.code) == (507, "storage_full")
+    assert list(served.service.file_store.uploads.iterdir()) == []
 
 
 def test_a_file_above_the_limit_is_refused(served: Served) -> None:

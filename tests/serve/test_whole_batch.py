@@ -252,3 +252,22 @@ def test_deleting_an_output_deletes_the_jobs_copy_too(running: Served) -> None:
     assert published.exists()
     running.client().files.delete(batch.output_file_id)
     assert not published.exists()
+
+
+def test_a_model_folder_that_is_away_for_a_moment_fails_nothing(
+    running: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(running.service.models["small"].values["verifier"], model)
+    values = {**running.service.models["small"].values, "verifier": str(model)}
+    running.service.models["moved"] = ServedModel("moved", values, tmp_path)
+    batch = created(running, jsonl(line("a", model="moved")))
+    running.reconciler.step_all()
+    model.rename(tmp_path / "elsewhere")
+    one = runner_of(running)
+    assert one.run_next()
+    assert not one.run_next()  # not before some time has passed
+    (tmp_path / "elsewhere").rename(model)
+    monkeypatch.setattr("specbatch.jobs.serve.runner.AWAY_SEC", 0.0)
+    done, _, _ = ended(running, batch.id)
+    assert done.status == "completed"
