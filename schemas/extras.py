@@ -9,8 +9,17 @@ from specbatch.schemas.errors import MissingExtraError
 
 def require_engine_extra() -> None:
     """Raise `MissingExtraError` unless the engine's packages are installed."""
-    missing = [n for n in ("torch", "transformers", "pyarrow") if find_spec(n) is None]
+    _require("engine", "torch", "transformers", "pyarrow")
+
+
+def require_serve_extra() -> None:
+    """Raise `MissingExtraError` unless the packages of `specbatch serve` are installed."""
+    _require("serve", "fastapi", "uvicorn", "python_multipart")
+
+
+def _require(extra: str, *modules: str) -> None:
+    missing = [name for name in modules if find_spec(name) is None]
     if missing:
         raise MissingExtraError(
-            f"{', '.join(missing)} is not installed here: `pip install 'specbatch[engine]'`"
+            f"{', '.join(missing)} is not installed here: `pip install 'specbatch[{extra}]'`"
         )

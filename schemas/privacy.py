@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 SEALED = "sealed"  # marks a shown spec that is incomplete, so that no job can run from it
+TENANT, MOST_TENANT_CHARS = r"^[\w.@-]+$", 100  # a tenant's name
 NOT_KEPT = -1  # in place of a token id that text could be recovered from
 
 

@@ -69,7 +69,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file's row. Its bytes are in the service's folder, under its id."""
+    """A file's row. Its bytes are in the folder of the service `service_id`, under its id."""
 
     file_id: str
     tenant: str
@@ -77,6 +77,7 @@ class StoredFile:
     filename: str
     size_bytes: int
     sha256: str
+    service_id: str
     created_at: float = 0.0  # by the store's clock, when it is added
 
 
@@ -94,6 +95,7 @@ class NewBatch:
     completion_window: str
     window_sec: float
     digest: str
+    service_id: str  # the service that does it, in whose folder its input is
     idempotency_key: str | None = None
     metadata: Mapping[str, str] | None = None
 
@@ -110,9 +112,11 @@ class BatchRow:
     created_at: float
     expires_at: float
     phase: BatchPhase
+    service_id: str
     metadata: Mapping[str, str] | None = None
     model: str | None = None  # its name in the allow list
     job_id: str | None = None
+    waits_because: str | None = None  # why its job is not done now, in words
     status: BatchStatus | None = None  # of an ended one
     errors: tuple[Mapping[str, Any], ...] = ()
     requests: int = 0  # lines of its input

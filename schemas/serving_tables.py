@@ -23,6 +23,7 @@ class ServedFile(Base):
     filename: Mapped[str] = mapped_column(EncryptedText("files.filename", SHOWN_WITHOUT_KEY))
     size_bytes: Mapped[int] = mapped_column(BigInteger)
     sha256: Mapped[str]
+    service_id: Mapped[str]  # in whose folder its bytes are
     created_at: Mapped[float]
 
 
@@ -35,6 +36,7 @@ class Batch(Base):
         Index("uq_batches_key", "tenant", "idempotency_key", unique=True),
         Index(
             "ix_batches_open",
+            "service_id",
             "batch_id",
             sqlite_where=text("phase <> 'ended'"),
             postgresql_where=text("phase <> 'ended'"),
@@ -48,12 +50,14 @@ class Batch(Base):
     completion_window: Mapped[str]
     idempotency_key: Mapped[str | None] = mapped_column(AnyText)
     digest: Mapped[str]
+    service_id: Mapped[str]  # which does it: no other one looks at it
     client_metadata: Mapped[str | None] = mapped_column(  # JSON
         EncryptedText("batches.client_metadata", "")
     )
     phase: Mapped[str]
     model: Mapped[str | None]
     job_id: Mapped[str | None]
+    waits_because: Mapped[str | None] = mapped_column(AnyText)
     status: Mapped[str | None]
     errors: Mapped[dict[str, Any] | None]
     requests: Mapped[int] = mapped_column(BigInteger)

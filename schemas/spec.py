@@ -36,7 +36,7 @@ from specbatch.schemas.numeric_class import (
 )
 from specbatch.schemas.openai_formats import EITHER, OPENAI_FORMATS
 from specbatch.schemas.policies import PolicySpec
-from specbatch.schemas.privacy import SEALED
+from specbatch.schemas.privacy import MOST_TENANT_CHARS, SEALED, TENANT
 from specbatch.schemas.prompt_places import columns_in, first_doubled
 from specbatch.schemas.records import JobRow, SamplingParams, Verification
 from specbatch.schemas.response_format import canonical
@@ -565,8 +565,8 @@ class JobSpec(Part):
     tenant: str = Field(
         default="default",
         min_length=1,
-        max_length=100,
-        pattern=r"^[\w.@-]+$",
+        max_length=MOST_TENANT_CHARS,
+        pattern=TENANT,
         description="the tenant that the job belongs to: its share, its privacy, its history",
     )
     input: InputSpec

@@ -168,7 +168,7 @@ RIGHTS: Mapping[str, Rights] = {
             "batches": (
                 *("phase", "model", "job_id", "status", "errors", "requests", "completed"),
                 *("failed", "output_file_id", "error_file_id", "in_progress_at", "cancelling_at"),
-                *("finalizing_at", "ended_at"),
+                *("finalizing_at", "ended_at", "waits_because"),
             ),
             "files": ("created_at",),  # whoever locks a row may update some column of it
             "api_keys": ("revoked_at",),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from contextlib import closing
 from enum import StrEnum
 from typing import Annotated, Any
@@ -16,10 +15,12 @@ from specbatch.jobs.cli.serve import DIR, ServeDir, serving_settings
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.errors import UsageError
+from specbatch.schemas.privacy import MOST_TENANT_CHARS, TENANT
 from specbatch.schemas.serving import ApiKey, Scope
 
 _DAY_SEC = 86_400.0
-_TENANT = re.compile(r"[\w.@-]{1,100}")  # as in a job's spec
+MOST_DAYS = 3650.0
+LEAST_DAYS = 60.0 / _DAY_SEC  # a minute
 
 
 class Action(StrEnum):
@@ -85,11 +86,11 @@ def _create(
 ) -> None:
     from specbatch.jobs.serve.keys import EVERYTHING, make_key
 
-    if days is not None and days <= 0:
-        raise UsageError("--days must be above 0")
-    if _TENANT.fullmatch(tenant) is None:
+    if days is not None and not LEAST_DAYS <= days <= MOST_DAYS:  # also refuses nan
+        raise UsageError(f"--days must be from a minute ({LEAST_DAYS:.6f}) to {MOST_DAYS:.0f}")
+    if len(tenant) > MOST_TENANT_CHARS or re.fullmatch(TENANT, tenant) is None:
         raise UsageError(f"tenant {tenant!r} may have letters, digits and the signs . @ - _ only")
-    expires_at = None if days is None else time.time() + days * _DAY_SEC
+    expires_at = None if days is None else store.api_keys()[1] + days * _DAY_SEC
     key, token = make_key(store, name, tenant, scopes or EVERYTHING, expires_at)
     remark(f"key {key.key_id} of tenant {tenant}; it is shown only now:")
     say(token)
@@ -103,14 +104,14 @@ def _revoke(store: Store, key_id: str) -> None:
 
 
 def _list(store: Store, json: bool) -> None:
-    keys = store.api_keys()
+    keys, now = store.api_keys()
     if json:
         say_json([_values(key) for key in keys])
         return
     table = Table("id", "name", "tenant", "scopes", "made", "expires", "state")
     for key in keys:
         expires = "never" if key.expires_at is None else moment(key.expires_at)
-        state = key.why_not(time.time()) or "valid"
+        state = key.why_not(now) or "valid"
         scopes = ", ".join(sorted(key.scopes))
         row = (key.key_id, key.name, key.tenant, scopes, moment(key.created_at), expires, state)
         table.add_row(*row)

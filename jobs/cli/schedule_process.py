@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 
 import orjson
 
-from specbatch.jobs.cli.second_process import end_with_parent
+from specbatch.jobs.cli.child_process import end_with_parent
 from specbatch.jobs.schedules.attempt import Attempt, carry_out
 from specbatch.schemas.errors import SpecbatchError
 from specbatch.schemas.schedules import RunState, ScheduleRun

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import socket
-import subprocess
 import sys
 import threading
-from contextlib import suppress
 
+from specbatch.jobs.cli.child_process import ChildProcess, end_with_parent
 from specbatch.schemas.errors import SpecbatchError, UsageError
 from specbatch.schemas.settings import Settings
 
@@ -24,7 +22,6 @@ log = logging.getLogger(__name__)
 
 KINDS = ("ingest", "record")  # what needs no engine
 NICENESS = 5
-RESTART_SEC = 2.0  # after it died
 END_SEC = 15.0  # a little more than tasks have to end
 
 
@@ -48,64 +45,17 @@ def with_next_port(settings: Settings) -> Settings:
     return settings.model_copy(update={"metrics_port": port})
 
 
-class SecondProcess:
-    """Starts the process, and restarts it when it dies, until `close`.
+class SecondProcess(ChildProcess):
+    """Raises `UsageError` when it could not serve its metrics.
 
-    Raises `UsageError` when it could not serve its metrics.
+    What it cannot end in time goes to others when its leases run out.
     """
 
     def __init__(self, settings: Settings, concurrency: int) -> None:
-        self._settings = with_next_port(settings)
-        self._concurrency = concurrency
-        self._closing = threading.Event()
-        self._process = self._start()
-        self._thread = threading.Thread(target=self._mind, name="beside", daemon=True)
-        self._thread.start()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def close(self) -> None:
-        """End it; what it cannot end in time goes to others when its leases run out."""
-        self._closing.set()
-        self._let_go()
-        try:
-            self._process.wait(END_SEC)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-        self._thread.join()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(self._concurrency), str(log.getEffectiveLevel())],
-            stdin=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is the engine's process's to answer
-        )
-        assert process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended already: `_mind` sees it
-            # Passwords among them, so neither in the arguments nor in a file.
-            process.stdin.write(self._settings.model_dump_json().encode() + b"\n")
-            process.stdin.flush()
-        return process
-
-    def _let_go(self) -> None:
-        with suppress(BrokenPipeError):
-            if self._process.stdin is not None:
-                self._process.stdin.close()
-
-    def _mind(self) -> None:
-        while True:
-            code = self._process.wait()
-            if self._closing.is_set():
-                return
-            log.warning("the process that records ended with %d; another is started", code)
-            self._let_go()
-            if self._closing.wait(RESTART_SEC):
-                return
-            self._process = self._start()
-            if self._closing.is_set():
-                self._let_go()
+        level = str(log.getEffectiveLevel())
+        settings = with_next_port(settings)
+        arguments = [__name__, str(concurrency), level]
+        super().__init__(arguments, settings, "the process that records", END_SEC)
 
 
 def main() -> None:
@@ -125,12 +75,6 @@ def main() -> None:
     except SpecbatchError as error:
         complain(str(error))
         sys.exit(error.exit_code)
-
-
-def end_with_parent() -> None:
-    """However the process ends that started this one, the pipe on stdin is closed then."""
-    sys.stdin.buffer.read()
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":

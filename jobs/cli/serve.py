@@ -7,22 +7,23 @@ import signal
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specbatch.jobs.cli.checks import check_job, check_models_first
 from specbatch.jobs.cli.connect import check_broker, forgiving_enqueue, load_settings
 from specbatch.jobs.cli.console import remark
-from specbatch.schemas.errors import MissingExtraError, UsageError
-from specbatch.schemas.extras import require_engine_extra
+from specbatch.schemas.errors import UsageError, first_line
+from specbatch.schemas.extras import require_engine_extra, require_serve_extra
 from specbatch.schemas.settings import Settings
 
 if TYPE_CHECKING:
     from specbatch.jobs.serve.app import Service
-    from specbatch.jobs.serve.keeper import Keeper
+    from specbatch.jobs.serve.file_store import FileStore
     from specbatch.jobs.serve.models import ServedModel
+    from specbatch.jobs.serve.reconciler import Reconciler
 
 GRACE_SEC = 10  # for requests under way when the service ends
 MOST_CONNECTIONS = 512
@@ -58,41 +59,56 @@ def serve(
     with it the workers of that broker do them. Ctrl-C stops both; the next start resumes.
     """
     if no_keys and not is_loopback(host):
-        raise UsageError(f"--no-keys is for loopback addresses only, and {host} is none")
+        raise UsageError(
+            f"--no-keys is for loopback addresses only, as 127.0.0.1; {host} is not one"
+        )
     require_serve_extra()
+    from specbatch.jobs.serve.file_store import FileStore
     from specbatch.jobs.serve.locks import only_one
     from specbatch.jobs.serve.models import load_models
-    from specbatch.jobs.serve.shelf import Shelf
     from specbatch.pipeline.bootstrap import make_client, make_store
+    from specbatch.pipeline.privacy.tenants import Privacy
 
     served = load_models(models)
     settings = serving_settings(dir)
     embedded = is_embedded(settings)
-    _check(settings, served.values(), embedded)
-    shelf = Shelf(dir.absolute(), settings.store_mode)
-    shelf.make()
+    _check(settings, embedded)
+    privacy = Privacy.of_settings(settings)
+    privacy.check_key()
+    file_store = FileStore(dir.absolute(), settings.store_mode)
+    try:
+        file_store.make()
+    except OSError as error:
+        raise UsageError(
+            f"--dir {dir} cannot be the service's folder: {first_line(error)}"
+        ) from None
     busy = f"another `specbatch serve` uses {dir}"
     with only_one(dir / "serve.lock", False, busy), closing(make_store(settings)) as store:
-        if not no_keys and not any(key.revoked_at is None for key in store.api_keys()):
+        keys, now = store.api_keys()
+        if not no_keys and not any(key.why_not(now) is None for key in keys):
             raise UsageError(
-                "there is no API key yet: make one with `specbatch api-keys create NAME "
+                "there is no valid API key yet: make one with `specbatch api-keys create NAME "
                 f"--dir {dir}`, or start with --no-keys on a loopback address"
             )
-        shelf.sweep(store.file_ids())
+        file_store.check_store(store.file_ids(file_store.service_id))
+        file_store.sweep()
+        if embedded:
+            check_models(settings, file_store, served.values())
         client = make_client(settings, forgiving_enqueue(settings), store)
         from specbatch.jobs.serve.app import Service
-        from specbatch.jobs.serve.keeper import Keeper
+        from specbatch.jobs.serve.reconciler import Reconciler
 
-        keeper = Keeper(store, client, shelf, served, max_requests)
+        reconciler = Reconciler(store, client, file_store, served, max_requests)
         service = Service(
-            *(store, client, shelf, served, int(time.time()), keeper.wake, not no_keys),
+            *(store, client, file_store, served, int(time.time()), reconciler.wake, not no_keys),
+            privacy=privacy,
             most_file_bytes=max_file_mib << 20,
             most_open=max_open_batches,
         )
-        _listen(service, keeper, settings, embedded, host, port)
+        _listen(service, reconciler, settings, embedded, host, port)
 
 
-def _check(settings: Settings, served: Iterable[ServedModel], embedded: bool) -> None:
+def _check(settings: Settings, embedded: bool) -> None:
     """Refuse now what would fail every batch. Raises `SpecbatchError`."""
     if not embedded:
         check_broker(settings)
@@ -103,11 +119,27 @@ def _check(settings: Settings, served: Iterable[ServedModel], embedded: bool) ->
             "SPECBATCH_TENSOR_PARALLEL is for `specbatch worker`: unset it, or set "
             "SPECBATCH_BROKER_URL and start workers"
         )
-    from specbatch.pipeline.engines.models.model_folder import check_folder
 
-    for model in served:
-        for ref in model.refs:
-            check_folder(ref)
+
+def check_models(settings: Settings, file_store: FileStore, served: Iterable[ServedModel]) -> None:
+    """Check a batch of each model as `submit-job --local` checks a job. Raises `UsageError` naming
+    the model and what is wrong."""
+    from specbatch.jobs.serve.models import EXAMPLE
+    from specbatch.schemas.file_modes import new_file
+
+    source = file_store.uploads / "example.jsonl"
+    try:
+        with new_file(source, file_store.access) as file:
+            file.write(EXAMPLE)
+        for model in served:
+            try:
+                spec = model.example(source, file_store.outputs / "example")
+                check_models_first(spec)  # needs no torch, so a slip is answered at once
+                check_job(settings, spec)
+            except UsageError as error:
+                raise UsageError(f"model `{model.name}`: {error}") from None
+    finally:
+        source.unlink(missing_ok=True)
 
 
 def serving_settings(folder: Path) -> Settings:
@@ -130,17 +162,13 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def require_serve_extra() -> None:
-    """Raise `MissingExtraError` naming what to install."""
-    missing = [m for m in ("fastapi", "uvicorn", "python_multipart") if find_spec(m) is None]
-    if missing:
-        raise MissingExtraError(
-            f"{' and '.join(missing)} not installed here: `pip install 'specbatch[serve]'`"
-        )
-
-
 def _listen(
-    service: Service, keeper: Keeper, settings: Settings, embedded: bool, host: str, port: int
+    service: Service,
+    reconciler: Reconciler,
+    settings: Settings,
+    embedded: bool,
+    host: str,
+    port: int,
 ) -> None:
     """Serve until Ctrl-C or SIGTERM."""
     import uvicorn
@@ -160,11 +188,18 @@ def _listen(
         limit_concurrency=MOST_CONNECTIONS,
         timeout_graceful_shutdown=GRACE_SEC,
     )
-    sock = config.bind_socket()
+    try:
+        sock = config.bind_socket()
+    except SystemExit:  # uvicorn's, whose log has the reason
+        raise UsageError(
+            f"port {port} of {host} cannot be listened on: stop what uses it, or give another "
+            "--port"
+        ) from None
+    sock.listen()  # who connects from now on waits
     shown = f"http://{f'[{host}]' if ':' in host else host}:{sock.getsockname()[1]}/v1"
     # uvicorn raises its signals again once it has ended; what follows here must still be done.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with sock, _working(keeper, settings, embedded):
+    with sock, _working(reconciler, settings, embedded):
         remark(f"serving {', '.join(service.models)} on {shown}")
         try:
             uvicorn.Server(config).run(sockets=[sock])
@@ -173,15 +208,15 @@ def _listen(
 
 
 @contextmanager
-def _working(keeper: Keeper, settings: Settings, embedded: bool) -> Iterator[None]:
-    """The keeper's thread and, embedded, the runner's process."""
+def _working(reconciler: Reconciler, settings: Settings, embedded: bool) -> Iterator[None]:
+    """The reconciler's thread and, embedded, the runner's process."""
     from specbatch.jobs.cli.serve_process import RunnerProcess
 
     runner = RunnerProcess(settings) if embedded else None
-    keeper.start()
+    reconciler.start()
     try:
         yield
     finally:
-        keeper.close()
+        reconciler.close()
         if runner is not None:
             runner.close()

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 from uuid import uuid4
@@ -23,13 +24,15 @@ from starlette.requests import ClientDisconnect
 
 from specbatch.jobs.serve.batches import BatchView, file_json, list_json, new_batch
 from specbatch.jobs.serve.errors import ApiError, as_api_error, unknown
-from specbatch.jobs.serve.keeper import CANCELLED
+from specbatch.jobs.serve.file_store import BATCH, FILE, FileStore, checked
 from specbatch.jobs.serve.keys import Caller, caller_of
 from specbatch.jobs.serve.models import ServedModel
-from specbatch.jobs.serve.shelf import BATCH, FILE, Shelf, checked
-from specbatch.jobs.serve.sofar import lines_so_far
+from specbatch.jobs.serve.partial import partial_lines
+from specbatch.jobs.serve.reconciler import CANCELLED
 from specbatch.jobs.serve.uploads import Upload, limited, too_large
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.outputs.names import OPENAI
+from specbatch.pipeline.privacy.tenants import NOBODY_PRIVATE, Privacy
 from specbatch.pipeline.runtime.client import Client
 from specbatch.schemas.errors import JobNotFoundError, SpecbatchError, StoreError
 from specbatch.schemas.records import JobRow
@@ -51,11 +54,12 @@ class Service:
 
     store: Store
     client: Client
-    shelf: Shelf
+    file_store: FileStore
     models: dict[str, ServedModel]
     since: int  # seconds since the epoch: when the models were listed
     wake: Callable[[], None] = lambda: None  # there is a batch to look at
     with_keys: bool = True
+    privacy: Privacy = NOBODY_PRIVATE
     most_file_bytes: int = 512 << 20
     most_open: int = 100
     silence_sec: float = 60.0  # a client that uploads nothing for so long is given up
@@ -94,7 +98,7 @@ def _caller(service: Service, scope: Scope) -> Any:
 
 # --- files ----------------------------------------------------------------------------------------
 def _add_files(app: FastAPI, service: Service, reader: Any, writer: Any) -> None:
-    store, shelf = service.store, service.shelf
+    store, file_store = service.store, service.file_store
 
     @app.post("/v1/files")
     async def create_file(request: Request, caller: Caller = writer) -> JSONResponse:
@@ -119,14 +123,25 @@ def _add_files(app: FastAPI, service: Service, reader: Any, writer: Any) -> None
 
     @app.get("/v1/files/{file_id}/content")
     def file_content(file_id: str, caller: Caller = reader) -> Response:
-        file = _file(service, caller, file_id)
-        return FileResponse(shelf.path_of(file.file_id), media_type=FILE_TYPE)
+        path = file_store.path_of(_file(service, caller, file_id).file_id)
+        if not path.exists():
+            raise ApiError(
+                404,
+                f"the content of file {file_id} is not in this service's folder: ask the operator",
+                "content_missing",
+            )
+        return FileResponse(path, media_type=FILE_TYPE)
 
     @app.delete("/v1/files/{file_id}")
     def delete_file(file_id: str, caller: Caller = writer) -> JSONResponse:
-        if not store.delete_file(caller.tenant, checked(FILE, file_id)):
+        maker = store.batch_of_file(caller.tenant, checked(FILE, file_id))
+        if not store.delete_file(caller.tenant, file_id):
             raise unknown("file", file_id)
-        shelf.remove(file_id)
+        file_store.remove(file_id)
+        if maker is not None:  # its job has published the same lines
+            output, errors = OPENAI
+            name = output if file_id == maker.output_file_id else errors
+            (file_store.output_of(maker.batch_id) / name).unlink(missing_ok=True)
         return JSONResponse({"id": file_id, "object": "file", "deleted": True})
 
 
@@ -135,23 +150,27 @@ async def _receive(service: Service, request: Request, tenant: str) -> StoredFil
     most = service.most_file_bytes
     if said.isdecimal() and int(said) > most + FORM_BYTES:
         raise too_large(most)
-    upload = Upload(service.shelf.uploads / uuid4().hex, service.shelf.access, most)
+    upload = Upload(service.file_store.uploads / uuid4().hex, service.file_store.access, most)
     upload.begin(request.headers.get("content-type", ""))
     try:
         chunks = limited(request.stream(), most + FORM_BYTES, "the form")
         async for chunk in _in_time(chunks, service.silence_sec):
             await run_in_threadpool(upload.feed, chunk)
         return await run_in_threadpool(_finish, service, upload, tenant)
+    except OSError as error:
+        log.warning("a file could not be taken: %s", error)
+        raise ApiError(507, "the service cannot store the file now", "storage_full") from None
     finally:
-        await run_in_threadpool(upload.close)
+        with suppress(OSError):  # what is still buffered
+            await run_in_threadpool(upload.close)
 
 
 def _finish(service: Service, upload: Upload, tenant: str) -> StoredFile:
-    file = upload.finish(service.shelf, tenant)
+    file = upload.finish(service.file_store, tenant, service.privacy)
     try:
         return service.store.add_file(file)
     except StoreError:
-        service.shelf.remove(file.file_id)
+        service.file_store.remove(file.file_id)
         raise
 
 
@@ -188,7 +207,8 @@ def _add_batches(app: FastAPI, service: Service, reader: Any, writer: Any) -> No
     ) -> JSONResponse:
         chunks = limited(request.stream(), MOST_BODY_BYTES, "the body")
         body = b"".join([chunk async for chunk in _in_time(chunks, service.silence_sec)])
-        order = new_batch(body, caller.tenant, idempotency_key)
+        more = service.file_store.service_id, service.privacy
+        order = new_batch(body, caller.tenant, idempotency_key, *more)
         batch, is_new = await run_in_threadpool(store.add_batch, order, service.most_open)
         if is_new:
             service.wake()
@@ -223,7 +243,7 @@ def _add_batches(app: FastAPI, service: Service, reader: Any, writer: Any) -> No
     def results_so_far(batch_id: str, caller: Caller = reader) -> Response:
         batch = _batch(service, caller, batch_id)
         job = _job(service, batch)
-        lines = iter(()) if job is None else lines_so_far(store, batch, job)
+        lines = iter(()) if job is None else partial_lines(store, batch, job)
         return StreamingResponse(lines, media_type=LINES_TYPE)
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import orjson
 
 from specbatch.jobs.serve.errors import ApiError
+from specbatch.jobs.serve.file_store import BATCH, FILE, checked
 from specbatch.jobs.serve.models import FORMATS
-from specbatch.jobs.serve.shelf import BATCH, FILE, checked
+from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.records import JobRow, Stage
 from specbatch.schemas.serving import (
@@ -37,8 +38,10 @@ _ENDED_AT = {
 _STOPPING = (BatchStatus.CANCELLED, BatchStatus.CANCELLING)
 
 
-def new_batch(body: bytes, tenant: str, key: str | None) -> NewBatch:
-    """What a POST to /v1/batches asks for. Raises `ApiError`."""
+def new_batch(
+    body: bytes, tenant: str, key: str | None, service_id: str, privacy: Privacy
+) -> NewBatch:
+    """What a POST to /v1/batches asks for, as its tenant's privacy keeps it. Raises `ApiError`."""
     asked = _object(body)
     for name in asked:
         if name not in _FIELDS:
@@ -51,7 +54,7 @@ def new_batch(body: bytes, tenant: str, key: str | None) -> NewBatch:
             "output_expires_after",
         )
     endpoint = asked.get("endpoint")
-    if endpoint not in FORMATS:
+    if not isinstance(endpoint, str) or endpoint not in FORMATS:
         raise ApiError(400, f"endpoint must be one of {', '.join(FORMATS)}", None, "endpoint")
     window = asked.get("completion_window")
     window_sec = seconds_of(window) if isinstance(window, str) else None
@@ -68,6 +71,11 @@ def new_batch(body: bytes, tenant: str, key: str | None) -> NewBatch:
     if key is not None and not 0 < len(key) <= MOST_KEY_CHARS:
         raise ApiError(400, f"an Idempotency-Key has at most {MOST_KEY_CHARS} characters")
     metadata = _metadata(asked.get("metadata"))
+    if metadata is not None and not privacy.mode_of(tenant).is_full:
+        metadata = {
+            privacy.label(tenant, name): privacy.label(tenant, value)
+            for name, value in metadata.items()
+        }
     said = [endpoint, window, file_id, metadata]
     return NewBatch(
         batch_id=new_id(BATCH),
@@ -77,7 +85,8 @@ def new_batch(body: bytes, tenant: str, key: str | None) -> NewBatch:
         completion_window=str(window),
         window_sec=window_sec,
         digest=hashlib.sha256(orjson.dumps(said, option=orjson.OPT_SORT_KEYS)).hexdigest(),
-        idempotency_key=key,
+        service_id=service_id,
+        idempotency_key=privacy.idempotency_key(tenant, key),
         metadata=metadata,
     )
 
@@ -199,6 +208,7 @@ class BatchView:
         return {
             "job_id": progress.job_id,
             "job_state": progress.state.value,
+            "waits_because": self.batch.waits_because,
             "rows_done": progress.rows_done,
             "prompt_tokens": progress.prompt_tokens,
             "completion_tokens": progress.completion_tokens,

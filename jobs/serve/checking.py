@@ -42,15 +42,13 @@ def check_file(path: Path, endpoint: str, models: Collection[str], most_requests
             if line is None:
                 said = f"a line has at most {MOST_LINE_BYTES:,} bytes"
                 checked.refuse("line_too_long", said, number)
-            elif not line.strip():
-                continue
-            else:
+            elif line.strip():
                 checked.requests += 1
                 _check_line(checked, seen, line, number, endpoint, models)
-            if checked.requests > most_requests:
-                said = f"the file has more than {most_requests:,} requests: split it"
+            if number > most_requests:  # empty ones count: each takes its time
+                said = f"the file has more than {most_requests:,} lines: split it"
                 checked.refuse("too_many_requests", said)
-            if len(checked.errors) >= MOST_ERRORS or checked.requests > most_requests:
+            if len(checked.errors) >= MOST_ERRORS or number > most_requests:
                 return checked
     if not checked.requests and not checked.errors:
         checked.refuse("empty_file", "the file has no requests: it must have one per line")
@@ -90,7 +88,7 @@ def _check_line(
         checked.refuse("invalid_request", said, number, "body")
         return
     _check_id(checked, seen, value.get("custom_id"), number)
-    if value.get("url") != endpoint or value.get("method") != "POST":
+    if value.get("url", endpoint) != endpoint or value.get("method", "POST") != "POST":
         said = f"each request of this batch must be POST {endpoint}"
         checked.refuse("mismatched_endpoint", said, number, "url")
     _check_model(checked, value["body"].get("model"), number, models)
@@ -109,7 +107,8 @@ def _check_id(checked: Checked, seen: set[bytes], custom_id: Any, number: int) -
 
 def _check_model(checked: Checked, model: Any, number: int, models: Collection[str]) -> None:
     if not isinstance(model, str) or model not in models:
-        said = f"there is no model {str(model)[:100]!r}: GET /v1/models lists those there are"
+        name = f" {model!r}" if isinstance(model, str) and len(model) <= 100 else " of this name"
+        said = f"there is no model{name}: GET /v1/models lists those there are"
         checked.refuse("model_not_found", said, number, "body.model")
     elif checked.model is None:
         checked.model = model

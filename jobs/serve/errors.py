@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from specbatch.schemas.errors import (
@@ -19,6 +20,8 @@ _TYPES = {
     404: "not_found_error",
     429: "rate_limit_error",
 }
+
+_PLACE = re.compile(r"(?<![\w.:/])(\w+:/)?/[^\s`'\",;:]+")
 
 
 class ApiError(SpecbatchError):
@@ -60,6 +63,16 @@ def as_api_error(error: SpecbatchError) -> ApiError:
         return ApiError(503, "the service cannot reach its store: try again later", "unavailable")
     status = 400 if isinstance(error, UsageError) else 500
     return ApiError(status, "the request failed: ask the operator, whose log says why")
+
+
+def for_clients(error: SpecbatchError) -> str:
+    """An error's sentence without the operator's folders and addresses."""
+    return _PLACE.sub("…", str(error))
+
+
+def failure(code: str, message: str) -> dict[str, Any]:
+    """An entry of a batch's `errors` that concerns no line."""
+    return {"code": code, "message": message, "line": None, "param": None}
 
 
 def unknown(what: str, given: str) -> ApiError:

@@ -18,12 +18,16 @@ from typing import Any
 
 from specbatch.pipeline.operations.spec_input import read_spec_file, resolved_spec
 from specbatch.schemas.errors import SpecError, UsageError
-from specbatch.schemas.openai_formats import CHATS, URLS
+from specbatch.schemas.openai_formats import COMPLETIONS, URLS
+from specbatch.schemas.policies import JUDGE, PATTERNS, PolicySpec
 from specbatch.schemas.spec import JobSpec
-from specbatch.schemas.uris import model_ref
 
 FORMATS = {url: format for format, url in URLS.items()}  # by endpoint
 _NAME = re.compile(r"[\w.:+-][\w.:+/ -]{0,99}")
+EXAMPLE = (
+    b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", '
+    b'"body": {"model": "m", "prompt": "a"}}\n'
+)  # plain text, as a model may have no template for chats
 _OURS = ("input", "output", "verifier", "proposer", "name", "tenant", "deadline_sec")
 _FIELDS = {"verifier", "proposer", "spec"}
 
@@ -35,12 +39,6 @@ class ServedModel:
     name: str
     values: Mapping[str, Any]  # of a job's spec
     base: Path  # of its relative paths
-
-    @property
-    def refs(self) -> list[str]:
-        """Its verifier and, if it has one, its draft model: absolute folders or hub ids."""
-        names = filter(None, (self.values.get("verifier"), self.values.get("proposer")))
-        return [model_ref(name, self.base) for name in names]
 
     def spec(
         self, input_path: Path, endpoint: str, output: Path, tenant: str, window_sec: float
@@ -54,6 +52,10 @@ class ServedModel:
             "deadline_sec": window_sec,
         }
         return resolved_spec({**self.values, **ours}, self.base)
+
+    def example(self, source: Path, output: Path) -> JobSpec:
+        """The job of a batch that has the lines of `EXAMPLE`. Raises `SpecError`."""
+        return self.spec(source, URLS[COMPLETIONS], output, "default", 3600.0)
 
 
 def load_models(file: Path) -> dict[str, ServedModel]:
@@ -71,10 +73,21 @@ def load_models(file: Path) -> dict[str, ServedModel]:
     found = {name: _model(file, name, entry, base) for name, entry in entries.items()}
     for model in found.values():
         try:
-            model.spec(base / "input.jsonl", URLS[CHATS], base / "output", "default", 1.0)
+            spec = model.example(base / "input.jsonl", base / "output")
         except SpecError as error:
             raise UsageError(f"model list {file}: model `{model.name}`: {error}") from None
+        for policy in filter(may_hold_back, spec.policies):
+            raise UsageError(
+                f"model list {file}: model `{model.name}`: policy `{policy.use}` may hold "
+                "completions back for review, and a batch ends before one: block them instead, "
+                "with `patterns` or `judge`"
+            )
     return found
+
+
+def may_hold_back(policy: PolicySpec) -> bool:
+    """Whether its completions may wait for a person. Of one of another package nobody knows."""
+    return "review" in (policy.verdict, policy.on_error) or policy.use not in (PATTERNS, JUDGE)
 
 
 def _model(file: Path, name: Any, entry: Any, base: Path) -> ServedModel:

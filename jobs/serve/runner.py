@@ -7,65 +7,116 @@ died is resumed by the next runner. A lock on the folder sees to it that there i
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable
+import math
+import os
+import time
+from collections.abc import Collection
 from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from specbatch.jobs.running.here import Watcher, run_job
 from specbatch.jobs.serve.collecting import not_run
+from specbatch.jobs.serve.errors import for_clients
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.runtime.client import Client
-from specbatch.schemas.errors import ObjectError, StoreError, UsageError
+from specbatch.schemas.errors import ModelError, ObjectError, StoreError, UsageError
 from specbatch.schemas.records import JobRow
-from specbatch.schemas.serving import BatchRow
+from specbatch.schemas.serving import BatchEnd, BatchRow, BatchStatus
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import spec_of
 
 log = logging.getLogger(__name__)
 
 EVERY_SEC = 0.3
+AWAY_SEC = 30.0  # before a model folder that is missing is looked for again
 PAUSE_SEC = 5.0  # after what may pass by itself
 NOT_SERVED = "its model cannot be run here"
 
 
-def next_job(store: Store) -> tuple[BatchRow, JobRow] | None:
-    """The job to do now: one that is being stopped, which is quick, else the oldest."""
-    begun = [(b, store.get_job(b.job_id)) for b in store.open_batches() if b.job_id is not None]
+def next_job(
+    store: Store, service_id: str, passed_over: Collection[str] = ()
+) -> tuple[BatchRow, JobRow] | None:
+    """The job to do now: one that is to stop, which is quick, else the oldest that is not passed
+    over. `passed_over`: ids of batches that cannot be done by this process."""
+    open_ones = store.open_batches(service_id)
+    begun = [(b, store.get_job(b.job_id)) for b in open_ones if b.job_id is not None]
     waiting = [(batch, job) for batch, job in begun if not job.state.is_final]
-    stopping = [(batch, job) for batch, job in waiting if job.cancel_requested]
-    return next(iter([*stopping, *waiting]), None)
+    stopping = [(batch, job) for batch, job in waiting if _must_stop(batch, job)]
+    able = [(batch, job) for batch, job in waiting if batch.batch_id not in passed_over]
+    return next(iter([*stopping, *able]), None)
 
 
-def run_jobs(settings: Settings, store: Store, client: Client, closing: threading.Event) -> None:
-    """Do jobs until the event is set. Raises `EngineError` when this process can do no more: the
-    next one resumes. `JobInterrupted` on Ctrl-C and SIGTERM."""
-    while not closing.is_set():
+def _must_stop(batch: BatchRow, job: JobRow) -> bool:
+    return job.cancel_requested or batch.expires_at <= time.time()
+
+
+def is_away(job: JobRow) -> bool:
+    """Whether a model folder of the job is not there, as while its disk is not mounted."""
+    folders = [Path(ref) for ref in (job.verifier, job.proposer) if ref and ref.startswith("/")]
+    return not all(folder.is_dir() and os.access(folder, os.R_OK) for folder in folders)
+
+
+@dataclass(slots=True)
+class Runner:
+    """Does the jobs of one service's batches."""
+
+    settings: Settings
+    store: Store
+    client: Client
+    service_id: str
+    _passed_over: dict[str, float] = field(default_factory=dict)  # by batch: until when
+
+    def run(self) -> None:
+        """Do jobs for ever. Raises `EngineError` when this process can do no more: the next one
+        resumes. `JobInterrupted` and `KeyboardInterrupt` on Ctrl-C and SIGTERM."""
+        while True:
+            try:
+                if not self.run_next():
+                    time.sleep(EVERY_SEC)
+            except (StoreError, ObjectError) as error:
+                log.warning("jobs wait: %s", error)
+                time.sleep(PAUSE_SEC)
+
+    def run_next(self) -> bool:
+        """Do one job, if there is one. Raises as `run`, and `StoreError` and `ObjectError`."""
+        now = time.monotonic()
+        passed_over = {batch_id for batch_id, until in self._passed_over.items() if until > now}
+        found = next_job(self.store, self.service_id, passed_over)
+        if found is None:
+            return False
+        batch, job = found
+        if batch.waits_because is not None:
+            self.store.note_batch_waits(batch.batch_id, None)
+        watcher = Watcher(lambda: nullcontext(lambda *_: None), log.info)
+        log.info("job %s of tenant %s begins", job.job_id, job.tenant)
         try:
-            if not run_next(settings, store, client, closing.is_set):
-                closing.wait(EVERY_SEC)
-        except (StoreError, ObjectError) as error:
-            log.warning("jobs wait: %s", error)
-            closing.wait(PAUSE_SEC)
+            run_job(self.settings, spec_of(job), job, watcher)
+        except ModelError as error:
+            if is_away(job):
+                self._pass_over(batch, self.store.get_job(job.job_id), error, AWAY_SEC)
+                return True
+            log.error("job %s cannot be run: %s", job.job_id, error)  # will not pass
+            self._end(job, batch, not_run(job.job_id))
+        except UsageError as error:
+            self._pass_over(batch, self.store.get_job(job.job_id), error)
+        return True
 
+    def _pass_over(
+        self, batch: BatchRow, job: JobRow, error: UsageError, sec: float = math.inf
+    ) -> None:
+        """For so long, or until the next start, perhaps on another machine: what is done already
+        must not be lost. Where it is to stop anyway, it ends."""
+        if _must_stop(batch, job):
+            is_late = batch.cancelling_at is None and batch.expires_at <= time.time()
+            status = BatchStatus.EXPIRED if is_late else BatchStatus.CANCELLED
+            self._end(job, batch, BatchEnd(status))
+            return
+        log.error("batch %s waits: %s", batch.batch_id, error)
+        self._passed_over[batch.batch_id] = time.monotonic() + sec
+        self.store.note_batch_waits(batch.batch_id, for_clients(error))
 
-def run_next(
-    settings: Settings,
-    store: Store,
-    client: Client,
-    wants_stop: Callable[[], bool] = lambda: False,
-) -> bool:
-    """Do one job, if there is one. Raises as `run_jobs`, and `StoreError` and `ObjectError`."""
-    found = next_job(store)
-    if found is None:
-        return False
-    batch, job = found
-    watcher = Watcher(lambda: nullcontext(lambda *_: None), log.info, wants_stop)
-    log.info("job %s of tenant %s begins", job.job_id, job.tenant)
-    try:
-        run_job(settings, spec_of(job), job, watcher)
-    except UsageError as error:  # will not pass: its model's files, or its numeric class
-        log.error("job %s cannot be run: %s", job.job_id, error)
-        # The job cannot even be published here; what it has finished stays in the store.
-        store.end_batch(batch.batch_id, not_run(job.job_id))
-        client.cancel(job.job_id, NOT_SERVED)
-    return True
+    def _end(self, job: JobRow, batch: BatchRow, end: BatchEnd) -> None:
+        """The job cannot even be published here; what it has finished stays in the store."""
+        self.client.cancel(job.job_id, NOT_SERVED)
+        self.store.end_batch(batch.batch_id, end)

@@ -17,7 +17,8 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from specbatch.jobs.serve.errors import ApiError
-from specbatch.jobs.serve.shelf import FILE, Shelf
+from specbatch.jobs.serve.file_store import FILE, FileStore
+from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.schemas.file_modes import Access, new_file
 from specbatch.schemas.serving import Purpose, StoredFile, new_id
 
@@ -77,7 +78,7 @@ class Upload:
         except FormParserError:
             raise _no_form() from None
 
-    def finish(self, shelf: Shelf, tenant: str) -> StoredFile:
+    def finish(self, file_store: FileStore, tenant: str, privacy: Privacy) -> StoredFile:
         """Put the whole file in its place; the caller adds the row. Raises `ApiError`."""
         if not self.ended:
             raise ApiError(400, "the upload was cut off: send it again", "incomplete_upload")
@@ -95,16 +96,21 @@ class Upload:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
+        name = privacy.label(tenant, self.filename or "upload.jsonl")
         file_id = new_id(FILE)
-        shelf.keep(self.place, file_id)
-        name = self.filename or "upload.jsonl"
-        return StoredFile(file_id, tenant, Purpose.BATCH, name, self.size, self._hash.hexdigest())
+        file_store.keep(self.place, file_id)
+        return StoredFile(
+            *(file_id, tenant, Purpose.BATCH, name, self.size, self._hash.hexdigest()),
+            file_store.service_id,
+        )
 
     def close(self) -> None:
         """Drop what was not finished."""
-        if self._file is not None:
-            self._file.close()
-        self.place.unlink(missing_ok=True)
+        try:
+            if self._file is not None:
+                self._file.close()
+        finally:
+            self.place.unlink(missing_ok=True)
 
     # --- called by the parser ---------------------------------------------------------------
     def _part_begins(self) -> None:
@@ -142,7 +148,14 @@ class Upload:
             given = options.get(b"filename", b"").decode(errors="replace")
             self.filename = given[:MOST_NAME_CHARS]
             self._file = new_file(self.place, self.access)
-        elif self._name not in _KNOWN and not self._name.startswith("expires_after"):
+        elif self._name.startswith("expires_after"):
+            raise ApiError(
+                400,
+                "`expires_after` is not supported: delete files when you are done",
+                None,
+                "expires_after",
+            )
+        elif self._name not in _KNOWN:
             raise ApiError(400, f"the form has an unknown field {self._name[:50]!r}: leave it out")
 
     def _part_data(self, data: bytes, start: int, end: int) -> None:

@@ -32,7 +32,7 @@ def upgrade() -> None:
         "files",
         *_text("file_id", "tenant", "purpose", "filename"),
         *_number("size_bytes"),
-        *_text("sha256"),
+        *_text("sha256", "service_id"),
         *_time("created_at", nullable=False),
         sa.PrimaryKeyConstraint("file_id", name="pk_files"),
     )
@@ -41,10 +41,10 @@ def upgrade() -> None:
         "batches",
         *_text("batch_id", "tenant", "endpoint", "input_file_id", "completion_window"),
         *_text("idempotency_key", nullable=True),
-        *_text("digest"),
+        *_text("digest", "service_id"),
         *_text("client_metadata", nullable=True),
         *_text("phase"),
-        *_text("model", "job_id", "status", nullable=True),
+        *_text("model", "job_id", "waits_because", "status", nullable=True),
         sa.Column("errors", sa.JSON(none_as_null=True), nullable=True),
         *_number("requests", "completed", "failed"),
         *_text("output_file_id", "error_file_id", nullable=True),
@@ -55,7 +55,7 @@ def upgrade() -> None:
     op.create_index("ix_batches_tenant", "batches", ["tenant", "batch_id"])
     op.create_index("uq_batches_key", "batches", ["tenant", "idempotency_key"], unique=True)
     is_open = where(sa.text("phase <> 'ended'"))
-    op.create_index("ix_batches_open", "batches", ["batch_id"], **is_open)
+    op.create_index("ix_batches_open", "batches", ["service_id", "batch_id"], **is_open)
     op.create_table(
         "api_keys",
         *_text("key_id", "name", "tenant", "scopes"),

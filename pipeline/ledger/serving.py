@@ -31,8 +31,8 @@ class Serving(Protocol):
         self, tenant: str, page: Page, purpose: Purpose | None = None
     ) -> list[StoredFile]: ...
 
-    def file_ids(self) -> set[str]:
-        """Of all tenants."""
+    def file_ids(self, service_id: str) -> set[str]:
+        """Of all tenants, those of one service."""
 
     def delete_file(self, tenant: str, file_id: str) -> bool:
         """Whether it was there. Raises `InUseError` while an open batch reads it."""
@@ -41,16 +41,20 @@ class Serving(Protocol):
     def add_batch(self, batch: NewBatch, most_open: int) -> tuple[BatchRow, bool]:
         """Insert a batch. A known idempotency key of the tenant returns its batch and False.
 
-        Raises `IdempotencyError` for another digest, `NoSuchFileError` without its input, and
-        `TooManyOpenError` where the tenant has `most_open` open batches.
+        Raises `IdempotencyError` for another digest, `NoSuchFileError` where its input is not in
+        the folder of its service, and `TooManyOpenError` where the tenant has `most_open` open
+        batches.
         """
 
     def batch(self, tenant: str, batch_id: str) -> BatchRow | None: ...
 
     def batches(self, tenant: str, page: Page) -> list[BatchRow]: ...
 
-    def open_batches(self) -> list[BatchRow]:
-        """Those of all tenants that have not ended, oldest first."""
+    def batch_of_file(self, tenant: str, file_id: str) -> BatchRow | None:
+        """The batch that made the file."""
+
+    def open_batches(self, service_id: str) -> list[BatchRow]:
+        """Those of all tenants that one service has not ended, oldest first."""
 
     def begin_batch(self, batch_id: str, model: str, requests: int) -> BatchRow:
         """Its file is good: a job is to be submitted. One that was cancelled meanwhile stays so."""
@@ -58,8 +62,11 @@ class Serving(Protocol):
     def note_batch_job(self, batch_id: str, job_id: str) -> BatchRow:
         """The job that does it."""
 
+    def note_batch_waits(self, batch_id: str, why: str | None) -> BatchRow:
+        """Why its job is not done now, in words; None: it is."""
+
     def cancel_batch(self, tenant: str, batch_id: str) -> BatchRow | None:
-        """Note the wish; the caller cancels the job. A batch that has not begun is cancelled at
+        """Note the request; the caller cancels the job. A batch that has not begun is cancelled at
         once, an ended one stays as it is.
         """
 
@@ -72,8 +79,8 @@ class Serving(Protocol):
     def api_key(self, key_id: str) -> tuple[ApiKey, float] | None:
         """The key, and the store's time, by which it expires."""
 
-    def api_keys(self) -> list[ApiKey]:
-        """All, oldest first."""
+    def api_keys(self) -> tuple[list[ApiKey], float]:
+        """All, oldest first, and the store's time, by which they expire."""
 
     def revoke_api_key(self, key_id: str) -> ApiKey | None:
         """None: there is none. The first time of a revocation stays."""

@@ -91,10 +91,21 @@ class Privacy:
         )
 
     def idempotency_key(self, tenant: str, key: str | None) -> str | None:
-        """The idempotency key as the store has it."""
+        """The idempotency key as stored. Raises `UsageError` without a needed key."""
         if not key or self.mode_of(tenant).is_full:
             return key
+        self._policy(tenant, self.mode_of(tenant))
         return self._hashed(f"{tenant}\0{key}", "idempotency key")
+
+    def label(self, tenant: str, text: str) -> str:
+        """A name that the tenant gives to something, as the store has it."""
+        return self._policy(tenant, self.mode_of(tenant)).tag(text) or ""
+
+    def check_key(self) -> None:
+        """Raise `UsageError` if a tenant's mode needs a key and none is set."""
+        for tenant, mode in self._modes.items():
+            self._policy(tenant, mode)
+        self._policy("(any other)", self._default)
 
     # --- for workers ------------------------------------------------------------------------
     def text_policy(self, job: JobRow) -> TextPolicy:

@@ -24,12 +24,12 @@ from specbatch.schemas.serving import (
     TooManyOpenError,
 )
 
-FILE = StoredFile("file-1", "a", Purpose.BATCH, "na\0me\ud800", 1 << 40, "f" * 64)
+FILE = StoredFile("file-1", "a", Purpose.BATCH, "na\0me\ud800", 1 << 40, "f" * 64, "here")
 BATCH = NewBatch(
-    *("batch_1", "a", "/v1/chat/completions", "file-1", "24h", 86_400.0, "digest"),
+    *("batch_1", "a", "/v1/chat/completions", "file-1", "24h", 86_400.0, "digest", "here"),
     metadata={"k": "v"},
 )
-OUTPUT = StoredFile("file-2", "a", Purpose.OUTPUT, "output", 7, "e" * 64)
+OUTPUT = StoredFile("file-2", "a", Purpose.OUTPUT, "output", 7, "e" * 64, "here")
 
 
 def test_a_file_is_its_tenants_alone(store: Store) -> None:
@@ -40,7 +40,7 @@ def test_a_file_is_its_tenants_alone(store: Store) -> None:
     assert store.files("b", Page(10)) == []
     assert not store.delete_file("b", "file-1")
     assert store.delete_file("a", "file-1")
-    assert store.file_ids() == set()
+    assert store.file_ids("here") == set()
 
 
 def test_lists_are_pages_in_both_directions(store: Store) -> None:
@@ -74,8 +74,8 @@ def test_a_batch_goes_from_new_to_its_end(store: Store, clock: Clock) -> None:
     assert ended.errors == ({"code": "x", "line": 1},)
     other = replace(OUTPUT, file_id="file-3")
     assert store.end_batch("batch_1", BatchEnd(BatchStatus.FAILED, output=other)) == ended
-    assert store.file_ids() == {"file-1", "file-2"}  # the second end added none
-    assert store.open_batches() == []
+    assert store.file_ids("here") == {"file-1", "file-2"}  # the second end added none
+    assert store.open_batches("here") == []
     assert store.begin_batch("batch_1", "large", 9) == ended
 
 
@@ -125,6 +125,27 @@ def test_what_a_batch_needs_and_what_it_keeps(store: Store) -> None:
     assert store.batches("b", Page(5)) == []
 
 
+def test_a_service_sees_only_its_own_open_batches_and_files(store: Store) -> None:
+    store.add_file(FILE)
+    store.add_batch(BATCH, 10)
+    assert store.open_batches("there") == []
+    assert store.file_ids("there") == set()
+    with pytest.raises(NoSuchFileError, match="in the folder of another service"):
+        store.add_batch(replace(BATCH, batch_id="batch_2", service_id="there"), 10)
+
+
+def test_the_batch_that_made_a_file_is_found(store: Store) -> None:
+    store.add_file(FILE)
+    store.add_batch(BATCH, 10)
+    waiting = store.note_batch_waits("batch_1", "another machine")
+    assert waiting.waits_because == "another machine"
+    ended = store.end_batch("batch_1", BatchEnd(BatchStatus.COMPLETED, output=OUTPUT))
+    assert ended.waits_because is None
+    assert store.batch_of_file("a", OUTPUT.file_id) == ended
+    assert store.batch_of_file("b", OUTPUT.file_id) is None
+    assert store.batch_of_file("a", FILE.file_id) is None
+
+
 def test_keys_expire_and_are_revoked_once(store: Store, clock: Clock) -> None:
     key = ApiKey("k", "name", "a", frozenset([Scope.READ]), b"d" * 32, expires_at=START + 5)
     assert store.add_api_key(key) == replace(key, created_at=START)
@@ -141,4 +162,4 @@ def test_keys_expire_and_are_revoked_once(store: Store, clock: Clock) -> None:
     clock.advance(5)
     assert store.revoke_api_key("k") == revoked
     assert store.revoke_api_key("other") is None
-    assert store.api_keys() == [revoked]
+    assert store.api_keys() == ([revoked], START + 10)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,17 +18,19 @@ import uvicorn
 
 from specbatch.jobs.cli.connect import forgiving_enqueue
 from specbatch.jobs.serve.app import Service, make_app
-from specbatch.jobs.serve.keeper import Keeper
+from specbatch.jobs.serve.file_store import FileStore
 from specbatch.jobs.serve.keys import make_key
 from specbatch.jobs.serve.models import ServedModel
-from specbatch.jobs.serve.shelf import Shelf
+from specbatch.jobs.serve.reconciler import Reconciler
 from specbatch.pipeline.bootstrap import make_client, make_store
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.schemas.serving import Scope
+from specbatch.pipeline.privacy.tenants import Privacy
+from specbatch.schemas.serving import BatchRow, Scope
 from specbatch.schemas.settings import Settings
 from support.databases import migrated
 
 URL = "/v1/chat/completions"
+KEY = base64.b64encode(bytes(range(32))).decode()  # of a private tenant
 
 
 @dataclass
@@ -36,12 +39,15 @@ class Served:
 
     settings: Settings
     service: Service
-    keeper: Keeper
+    reconciler: Reconciler
     port: int
 
     @property
     def store(self) -> Store:
         return self.service.store
+
+    def open_batches(self) -> list[BatchRow]:
+        return self.store.open_batches(self.service.file_store.service_id)
 
     def client(self, key: str | None = None, **options: Any) -> openai.OpenAI:
         """The official client. Without a key it has a new one of tenant `default`."""
@@ -58,24 +64,33 @@ def serving(
     folder: Path,
     models: dict[str, ServedModel],
     broker_url: str = "memory://",
+    more_settings: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Iterator[Served]:
     """A service on `folder` with these models; `options` are fields of `Service`."""
     migrated(folder / "specbatch.db")
-    settings = Settings(workspace=str(folder), broker_url=broker_url, sweep_interval_sec=0.3)
-    shelf = Shelf(folder)
-    shelf.make()
+    settings = Settings(
+        workspace=str(folder),
+        broker_url=broker_url,
+        sweep_interval_sec=0.3,
+        **(more_settings or {}),
+    )
+    file_store = FileStore(folder)
+    file_store.make()
     store = make_store(settings)
     client = make_client(settings, forgiving_enqueue(settings), store)
-    keeper = Keeper(store, client, shelf, models, most_requests=100)
-    service = replace(Service(store, client, shelf, models, since=1_700_000_000), **options)
+    reconciler = Reconciler(store, client, file_store, models, most_requests=100)
+    privacy = Privacy.of_settings(settings)
+    service = replace(
+        Service(store, client, file_store, models, since=1_700_000_000, privacy=privacy), **options
+    )
     sock = socket.create_server(("127.0.0.1", 0))  # listens: who connects early waits
     config = uvicorn.Config(make_app(service), log_config=None, lifespan="off", http="h11")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([sock],), daemon=True)
     thread.start()
     try:
-        yield Served(settings, service, keeper, sock.getsockname()[1])
+        yield Served(settings, service, reconciler, sock.getsockname()[1])
     finally:
         server.should_exit = True
         thread.join()

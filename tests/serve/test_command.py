@@ -16,6 +16,20 @@ from specbatch.schemas.serving import Scope
 
 __all__ = ["cli", "folder"]  # fixtures
 GOOD = "models: {small: {verifier: models/verifier, spec: {sampling: {max_tokens: 5}}}}"
+HELD_BACK = """
+models:
+  a: {verifier: m, spec: {policies: [{use: patterns, patterns: {x: y}, verdict: review}]}}
+"""
+
+
+def test_a_private_tenant_needs_a_key_from_the_start(
+    cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "models.yaml").write_text(GOOD)
+    monkeypatch.setenv("SPECBATCH_PRIVACY", "hash-only")
+    refused = cli("serve", "--models", "models.yaml", "--no-keys")
+    assert refused.code == 2
+    assert "needs SPECBATCH_ENCRYPTION_KEY" in refused.complaint
 
 
 def test_a_key_is_made_shown_once_and_revoked(cli: Cli, folder: Path) -> None:
@@ -47,7 +61,10 @@ def test_a_key_is_made_shown_once_and_revoked(cli: Cli, folder: Path) -> None:
         ("revoke abc", "there is no key abc"),
         ("revoke abc --days 3", "are for `specbatch api-keys create`"),
         ("create x --tenant a/b", "may have letters"),
-        ("create x --days 0", "above 0"),
+        ("create x --days 0", "from a minute"),
+        ("create x --days nan", "from a minute"),
+        ("create x --days inf", "from a minute"),
+        ("create x --days 1e9", "to 3650"),
     ],
 )
 def test_what_a_key_cannot_be(cli: Cli, arguments: str, said: str) -> None:
@@ -61,8 +78,10 @@ def test_what_a_key_cannot_be(cli: Cli, arguments: str, said: str) -> None:
     [
         (GOOD, "--no-keys --host 0.0.0.0", "loopback"),
         (GOOD, "--no-keys --host example.org", "loopback"),
-        (GOOD, "", "there is no API key yet"),
-        ("models: {a: {verifier: ./nowhere}}", "", "nowhere"),
+        (GOOD, "", "there is no valid API key yet"),
+        ("models: {a: {verifier: ./nowhere}}", "--no-keys", "model `a`: "),
+        ("models: {a: {verifier: m, proposer: {kind: suffix}}}", "--no-keys", "model `a`: "),
+        (HELD_BACK, "", "may hold completions back for review"),
         ("models: {}", "", "one key, `models`"),
         ("models: {a: {}}", "", "needs `verifier`"),
         ("models: {../a: {verifier: m}}\nelse: 1", "", "one key, `models`"),

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import socket
-from pathlib import Path
 
 import openai
 import pytest
 from serve.conftest import Served, jsonl, line
 
+from specbatch.schemas.errors import UsageError
 from specbatch.schemas.serving import Purpose
 
 CONTENT = jsonl(line("a"), line("b"))
@@ -25,7 +26,7 @@ def test_a_file_is_kept_as_it_was_sent(served: Served) -> None:
     assert client.files.list().data == [file]
     assert client.files.delete(file.id).deleted
     assert client.files.list().data == []
-    assert list(served.service.shelf.files.iterdir()) == []
+    assert list(served.service.file_store.files.iterdir()) == []
     with pytest.raises(openai.NotFoundError):
         client.files.content(file.id)
 
@@ -55,26 +56,48 @@ def test_an_upload_that_is_cut_off_is_not_listed(served: Served) -> None:
         while sock.recv(4096):
             pass  # until the service has given it up
     assert served.client(key).files.list().data == []
-    assert list(served.service.shelf.uploads.iterdir()) == []
+    assert list(served.service.file_store.uploads.iterdir()) == []
 
 
-def test_what_a_crash_left_is_swept(served: Served) -> None:
-    client, shelf = served.client(), served.service.shelf
-    kept = client.files.create(file=CONTENT, purpose="batch")
-    (shelf.uploads / "half").write_bytes(b"half")
-    shelf.path_of("file-" + "0" * 31).write_bytes(b"without a row")
-    assert shelf.sweep(served.store.file_ids()) == 2
-    assert [path.stem for path in shelf.files.iterdir()] == [kept.id]
+def test_what_a_crash_left_is_swept_and_no_whole_file(served: Served) -> None:
+    client, file_store = served.client(), served.service.file_store
+    client.files.create(file=CONTENT, purpose="batch")
+    (file_store.uploads / "half").write_bytes(b"half")
+    file_store.path_of("file-" + "0" * 31).write_bytes(b"without a row")
+    assert file_store.sweep() == 1
+    assert len(list(file_store.files.iterdir())) == 2
 
 
-def test_a_file_above_the_limit_is_refused(tmp_path: Path, served: Served) -> None:
+def test_a_store_that_knows_no_file_of_the_folder_is_refused(served: Served) -> None:
+    file_store = served.service.file_store
+    file_store.check_store(set())  # it has none yet
+    file = served.client().files.create(file=CONTENT, purpose="batch")
+    file_store.check_store(served.store.file_ids(file_store.service_id))
+    with pytest.raises(UsageError, match="knows none of the 1 files"):
+        file_store.check_store(served.store.file_ids("another"))
+    assert file_store.path_of(file.id).exists()
+
+
+def test_a_full_disk_leaves_nothing_of_an_upload(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("specbatch.jobs.serve.uploads.os.fsync", full)
+    with pytest.raises(openai.InternalServerError) as caught:
+        served.client().files.create(file=CONTENT, purpose="batch")
+    assert (caught.value.status_code, caught.value.code) == (507, "storage_full")
+    assert list(served.service.file_store.uploads.iterdir()) == []
+
+
+def test_a_file_above_the_limit_is_refused(served: Served) -> None:
     object.__setattr__(served.service, "most_file_bytes", 1000)
     with pytest.raises(openai.APIStatusError) as caught:
         served.client().files.create(file=b"x" * 1001, purpose="batch")
     assert caught.value.status_code == 413
     assert caught.value.code == "file_too_large"
-    assert list(served.service.shelf.uploads.iterdir()) == []
-    assert tmp_path.exists()
+    assert list(served.service.file_store.uploads.iterdir()) == []
 
 
 def test_a_client_that_still_sends_hears_that_its_file_is_too_large(served: Served) -> None:
@@ -108,8 +131,24 @@ def test_an_id_of_another_form_is_unknown(served: Served, given: str) -> None:
 
 
 def test_a_name_is_data_only(served: Served) -> None:
-    client, root = served.client(), served.service.shelf.root
+    client, root = served.client(), served.service.file_store.root
     file = client.files.create(file=("../../evil\0.jsonl", CONTENT), purpose="batch")
     assert "evil" in file.filename
-    assert [path.name for path in served.service.shelf.files.iterdir()] == [f"{file.id}.jsonl"]
+    assert [path.name for path in served.service.file_store.files.iterdir()] == [f"{file.id}.jsonl"]
     assert not list(root.parent.glob("*evil*"))
+
+
+def test_a_file_that_should_expire_is_refused(served: Served) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        served.client().files.create(
+            file=CONTENT, purpose="batch", expires_after={"anchor": "created_at", "seconds": 3600}
+        )
+    assert caught.value.param == "expires_after"
+
+
+def test_a_file_whose_content_is_missing_is_not_found(served: Served) -> None:
+    client = served.client()
+    file = client.files.create(file=CONTENT, purpose="batch")
+    served.service.file_store.path_of(file.id).unlink()
+    with pytest.raises(openai.NotFoundError, match="not in this service's folder"):
+        client.files.content(file.id)

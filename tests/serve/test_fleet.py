@@ -33,7 +33,7 @@ def test_a_batch_is_done_by_workers_of_the_broker(
         batch = client.batches.create(
             input_file_id=file.id, endpoint=URL, completion_window="24h"
         )  # fmt: skip
-        served.keeper.start()
+        served.reconciler.start()
         try:
             wait_until(
                 "the batch ends",
@@ -41,7 +41,7 @@ def test_a_batch_is_done_by_workers_of_the_broker(
                 [one],
             )
         finally:
-            served.keeper.close()
+            served.reconciler.close()
         done = client.batches.retrieve(batch.id)
         assert done.output_file_id is not None
         assert len(list(client.files.content(done.output_file_id).iter_lines())) == 2

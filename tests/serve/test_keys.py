@@ -73,7 +73,7 @@ def test_what_is_another_tenants_looks_like_what_is_not(served: Served) -> None:
     mine, other = served.client(), served.client(served.key("other"))
     file = mine.files.create(file=jsonl(line("a")), purpose="batch")
     batch = mine.batches.create(input_file_id=file.id, endpoint=URL, completion_window="24h")
-    served.keeper.step_all()
+    served.reconciler.step_all()
     unknown_file, unknown_batch = "file-" + "0" * 31, "batch_" + "0" * 31
     pairs: list[tuple[Callable[[str], object], str, str]] = [
         (other.files.retrieve, file.id, unknown_file),

@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -14,8 +15,12 @@ from openai.types import Completion, FileContent
 from openai.types.chat import ChatCompletion
 from serve.conftest import URL, Served, jsonl, line, serving
 
+from specbatch.jobs.serve.collecting import Stop, why_stopped
 from specbatch.jobs.serve.models import ServedModel
-from specbatch.jobs.serve.runner import run_next
+from specbatch.jobs.serve.runner import Runner
+from specbatch.pipeline.ledger.rules import reason_to_stop
+from specbatch.schemas.errors import StoreError, UsageError
+from specbatch.schemas.records import JobState
 from support.models import TinyPair
 
 
@@ -31,11 +36,17 @@ def running(tmp_path: Path, tiny_pair: TinyPair) -> Iterator[Served]:
         yield found
 
 
+def runner_of(served: Served) -> Runner:
+    service = served.service
+    return Runner(served.settings, service.store, service.client, service.file_store.service_id)
+
+
 def run_until_idle(served: Served) -> None:
     """Take steps, and do jobs here, until no batch is open."""
-    while served.store.open_batches():
-        served.keeper.step_all()
-        run_next(served.settings, served.store, served.service.client)
+    one = runner_of(served)
+    while served.open_batches():
+        served.reconciler.step_all()
+        one.run_next()
 
 
 def test_a_batch_from_upload_to_download(running: Served) -> None:
@@ -113,7 +124,7 @@ def test_a_batch_without_a_good_request_is_completed(running: Served) -> None:
 
 def test_a_batch_that_is_cancelled_says_so_in_its_lines(running: Served) -> None:
     batch = created(running, jsonl(line("a"), line("b")))
-    running.keeper.step_all()
+    running.reconciler.step_all()
     running.client().batches.cancel(batch.id)
     batch, done, refused = ended(running, batch.id)
     assert (batch.status, done) == ("cancelled", [])
@@ -124,7 +135,7 @@ def test_a_batch_that_is_cancelled_says_so_in_its_lines(running: Served) -> None
 
 def test_a_batch_whose_window_ends_is_expired(running: Served) -> None:
     batch = created(running, jsonl(line("a")))
-    running.keeper.step_all()
+    running.reconciler.step_all()
     with sqlite3.connect(running.settings.store_url.removeprefix("sqlite:///")) as database:
         database.execute("UPDATE jobs SET deadline_at = created_at - 1")
     batch, done, refused = ended(running, batch.id)
@@ -149,3 +160,114 @@ def test_a_model_that_cannot_be_run_fails_the_batch_and_not_the_next(
     assert error.code == "batch_failed"
     assert str(tmp_path) not in error.message
     assert running.client().batches.retrieve(second.id).status == "completed"
+
+
+def test_a_batch_of_another_numeric_class_waits_and_says_why(
+    running: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has done already must not be lost."""
+    client = running.client()
+    batch = created(running, jsonl(line("a")))
+    running.reconciler.step_all()
+    one = runner_of(running)
+
+    def refuse(*_: object) -> None:
+        raise UsageError("job is verified in another numeric class: run it on such a machine")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("specbatch.jobs.serve.runner.run_job", refuse)
+        assert one.run_next()
+        assert not one.run_next()  # it is passed over from now on
+    waiting = client.batches.retrieve(batch.id)
+    assert waiting.status == "in_progress"
+    own = waiting.to_dict()["specbatch"]
+    assert "another numeric class" in own["waits_because"]  # type: ignore[index]  # an object
+    done, _, _ = ended(running, batch.id)  # another runner takes it
+    assert done.status == "completed"
+
+
+def test_a_batch_that_was_passed_over_can_be_cancelled(
+    running: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = running.client()
+    batch = created(running, jsonl(line("a")))
+    running.reconciler.step_all()
+    one = runner_of(running)
+
+    def refuse(*_: object) -> None:
+        raise UsageError("another numeric class")
+
+    monkeypatch.setattr("specbatch.jobs.serve.runner.run_job", refuse)
+    one.run_next()
+    client.batches.cancel(batch.id)
+    one.run_next()
+    assert client.batches.retrieve(batch.id).status == "cancelled"
+
+
+def test_an_operators_stop_has_its_own_words(running: Served) -> None:
+    batch = created(running, jsonl(line("a")))
+    running.reconciler.step_all()
+    (job,) = running.store.list_jobs()
+    running.service.client.cancel(job.job_id, "cancelled on request")
+    batch, done, refused = ended(running, batch.id)
+    assert (batch.status, done) == ("cancelled", [])
+    assert [error.code for error in batch.errors.data] == ["stopped_by_operator"]
+    assert [one["error"]["code"] for one in refused] == ["stopped_by_operator"]
+
+
+def test_a_spent_budget_is_named() -> None:
+    reason = reason_to_stop(False, None, 2.0, 1.0)
+    batch = SimpleNamespace(cancelling_at=None)
+    job = SimpleNamespace(state=JobState.CANCELLED, stop_reason=reason)
+    assert why_stopped(batch, job) is Stop.BUDGET  # type: ignore[arg-type]  # what it reads of both
+    assert why_stopped(SimpleNamespace(cancelling_at=1.0), job) is Stop.CLIENT  # type: ignore[arg-type]  # the same
+
+
+def test_a_batchs_files_are_made_once_however_often_its_end_is_tried(
+    running: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the disk of the store is full."""
+    batch = created(running, jsonl(line("a")))
+    running.reconciler.step_all()
+    runner_of(running).run_next()
+    (row,) = running.open_batches()
+
+    def full(*_: object) -> None:
+        raise StoreError("the disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(running.store), "end_batch", full)
+        for _ in range(3):
+            with pytest.raises(StoreError):
+                running.reconciler.step(row)
+    batch, done, _ = ended(running, batch.id)
+    assert len(done) == 1
+    files = running.service.file_store.files
+    assert {path.stem for path in files.iterdir()} == {batch.input_file_id, batch.output_file_id}
+
+
+def test_deleting_an_output_deletes_the_jobs_copy_too(running: Served) -> None:
+    batch, _, _ = ended(running, created(running, jsonl(line("a"))).id)
+    published = running.service.file_store.output_of(batch.id) / "output.jsonl"
+    assert published.exists()
+    running.client().files.delete(batch.output_file_id)
+    assert not published.exists()
+
+
+def test_a_model_folder_that_is_away_for_a_moment_fails_nothing(
+    running: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(running.service.models["small"].values["verifier"], model)
+    values = {**running.service.models["small"].values, "verifier": str(model)}
+    running.service.models["moved"] = ServedModel("moved", values, tmp_path)
+    batch = created(running, jsonl(line("a", model="moved")))
+    running.reconciler.step_all()
+    model.rename(tmp_path / "elsewhere")
+    one = runner_of(running)
+    assert one.run_next()
+    assert not one.run_next()  # not before some time has passed
+    (tmp_path / "elsewhere").rename(model)
+    monkeypatch.setattr("specbatch.jobs.serve.runner.AWAY_SEC", 0.0)
+    done, _, _ = ended(running, batch.id)
+    assert done.status == "completed"

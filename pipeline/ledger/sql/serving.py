@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
-from sqlalchemy import Connection, Row, Select, delete, func, insert, select, update
+from sqlalchemy import Connection, Row, Select, delete, func, insert, or_, select, update
 
 from specbatch.pipeline.ledger.sql.transactions import Now, upsert
 from specbatch.schemas.errors import IdempotencyError, InUseError
@@ -40,6 +40,7 @@ def add_file(conn: Connection, now: Now, file: StoredFile) -> StoredFile:
         "filename": file.filename,
         "size_bytes": file.size_bytes,
         "sha256": file.sha256,
+        "service_id": file.service_id,
         "created_at": now,
     }
     added = insert(FileTable).values(**values).returning(*FileTable.__table__.c)
@@ -60,8 +61,8 @@ def files(
     return [_file(row) for row in conn.execute(_paged(query, FileTable.file_id, page))]
 
 
-def file_ids(conn: Connection) -> set[str]:
-    return set(conn.scalars(select(FileTable.file_id)))
+def file_ids(conn: Connection, service_id: str) -> set[str]:
+    return set(conn.scalars(select(FileTable.file_id).where(FileTable.service_id == service_id)))
 
 
 def delete_file(conn: Connection, _now: Now, tenant: str, file_id: str) -> bool:
@@ -94,6 +95,10 @@ def add_batch(conn: Connection, now: Now, batch: NewBatch, most_open: int) -> tu
         return known, False
     if input_file is None:
         raise NoSuchFileError(f"there is no file {batch.input_file_id}: upload it first")
+    if input_file.service_id != batch.service_id:
+        raise NoSuchFileError(
+            f"file {batch.input_file_id} is in the folder of another service: upload it here"
+        )
     mine = select(func.count()).where(BatchTable.tenant == batch.tenant, _IS_OPEN)
     if (conn.scalar(mine) or 0) >= most_open:
         raise TooManyOpenError(
@@ -109,6 +114,7 @@ def add_batch(conn: Connection, now: Now, batch: NewBatch, most_open: int) -> tu
         "completion_window": batch.completion_window,
         "idempotency_key": batch.idempotency_key,
         "digest": batch.digest,
+        "service_id": batch.service_id,
         "client_metadata": metadata,
         "phase": BatchPhase.NEW.value,
         "requests": 0,
@@ -153,8 +159,16 @@ def batches(conn: Connection, tenant: str, page: Page) -> list[BatchRow]:
     return [_batch(row) for row in conn.execute(_paged(query, BatchTable.batch_id, page))]
 
 
-def open_batches(conn: Connection) -> list[BatchRow]:
-    query = select(*BatchTable.__table__.c).where(_IS_OPEN).order_by(BatchTable.batch_id)
+def batch_of_file(conn: Connection, tenant: str, file_id: str) -> BatchRow | None:
+    made = or_(BatchTable.output_file_id == file_id, BatchTable.error_file_id == file_id)
+    query = select(*BatchTable.__table__.c).where(BatchTable.tenant == tenant, made)
+    row = conn.execute(query).first()
+    return None if row is None else _batch(row)
+
+
+def open_batches(conn: Connection, service_id: str) -> list[BatchRow]:
+    mine = BatchTable.service_id == service_id, _IS_OPEN
+    query = select(*BatchTable.__table__.c).where(*mine).order_by(BatchTable.batch_id)
     return [_batch(row) for row in conn.execute(query)]
 
 
@@ -171,6 +185,10 @@ def begin_batch(conn: Connection, now: Now, batch_id: str, model: str, requests:
 
 def note_batch_job(conn: Connection, _now: Now, batch_id: str, job_id: str) -> BatchRow:
     return _changed(conn, batch_id, _IS_OPEN, {"job_id": job_id})
+
+
+def note_batch_waits(conn: Connection, _now: Now, batch_id: str, why: str | None) -> BatchRow:
+    return _changed(conn, batch_id, _IS_OPEN, {"waits_because": why})
 
 
 def cancel_batch(conn: Connection, now: Now, tenant: str, batch_id: str) -> BatchRow | None:
@@ -196,6 +214,7 @@ def end_batch(
         "errors": {"data": list(end.errors)} if end.errors else None,
         "finalizing_at": end.finalizing_at,
         "ended_at": now,
+        "waits_because": None,
     }
     allowed = BatchTable.phase == BatchPhase.NEW.value if only_new else _IS_OPEN
     changed = update(BatchTable).where(BatchTable.batch_id == batch_id, allowed).values(**values)
@@ -249,9 +268,9 @@ def api_key(conn: Connection, now: Now, key_id: str) -> tuple[ApiKey, float] | N
     return None if row is None else (_key(row), float(row.now))
 
 
-def api_keys(conn: Connection) -> list[ApiKey]:
+def api_keys(conn: Connection, now: Now) -> tuple[list[ApiKey], float]:
     query = select(*KeyTable.__table__.c).order_by(KeyTable.created_at, KeyTable.key_id)
-    return [_key(row) for row in conn.execute(query)]
+    return [_key(row) for row in conn.execute(query)], float(conn.execute(select(now)).scalar_one())
 
 
 def revoke_api_key(conn: Connection, now: Now, key_id: str) -> ApiKey | None:

@@ -344,14 +344,16 @@ class SqlStore:
     add_batch = _writes(serving.add_batch)
     batch = _reads(serving.batch)
     batches = _reads(serving.batches)
+    batch_of_file = _reads(serving.batch_of_file)
     open_batches = _reads(serving.open_batches)
     begin_batch = _writes(serving.begin_batch)
     note_batch_job = _writes(serving.note_batch_job)
+    note_batch_waits = _writes(serving.note_batch_waits)
     cancel_batch = _writes(serving.cancel_batch)
     end_batch = _writes(serving.end_batch)
     add_api_key = _writes(serving.add_api_key)
     api_key = _reads_now(serving.api_key)
-    api_keys = _reads(serving.api_keys)
+    api_keys = _reads_now(serving.api_keys)
     revoke_api_key = _writes(serving.revoke_api_key)
 
     # --- figures ----------------------------------------------------------------------------

@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from dataclasses import dataclass, field
 
-from specbatch.jobs.serve.batches import seconds_of
 from specbatch.jobs.serve.checking import check_file
 from specbatch.jobs.serve.collecting import collect
+from specbatch.jobs.serve.errors import failure, for_clients
+from specbatch.jobs.serve.file_store import FileStore
 from specbatch.jobs.serve.models import ServedModel
-from specbatch.jobs.serve.shelf import Shelf
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.runtime.client import Client
-from specbatch.schemas.errors import SpecbatchError
+from specbatch.schemas.errors import SpecbatchError, UsageError
+from specbatch.schemas.records import JobRow
 from specbatch.schemas.serving import BatchEnd, BatchPhase, BatchRow, BatchStatus
 
 log = logging.getLogger(__name__)
@@ -31,12 +33,12 @@ CANCELLED = "cancelled by its client"
 
 
 @dataclass(slots=True)
-class Keeper:
+class Reconciler:
     """The steps of all open batches."""
 
     store: Store
     client: Client
-    shelf: Shelf
+    file_store: FileStore
     models: dict[str, ServedModel]
     most_requests: int
     _awake: threading.Event = field(default_factory=threading.Event)
@@ -45,7 +47,7 @@ class Keeper:
     _thread: threading.Thread | None = None
 
     def start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="reconciler", daemon=True)
         self._thread.start()
 
     def wake(self) -> None:
@@ -59,16 +61,21 @@ class Keeper:
             self._thread.join()
 
     def step_all(self) -> None:
-        """One step of each open batch, oldest first."""
-        for batch in self.store.open_batches():
+        """One step of each of this service's open batches, oldest first. What one raises does not
+        keep the others."""
+        open_ones = self.store.open_batches(self.file_store.service_id)
+        waiting = {}
+        for batch in open_ones:
             if self._closing:
                 return
             try:
                 self.step(batch)
-            except (SpecbatchError, OSError) as error:  # the next round tries it again
-                if self._said.get(batch.batch_id) != str(error):
-                    log.warning("batch %s waits: %s", batch.batch_id, error)
-                    self._said[batch.batch_id] = str(error)
+            except Exception as error:  # the next round tries it again
+                waiting[batch.batch_id] = said = repr(error)
+                if self._said.get(batch.batch_id) != said:
+                    is_ours = isinstance(error, SpecbatchError | OSError)
+                    log.warning("batch %s waits: %s", batch.batch_id, error, exc_info=not is_ours)
+        self._said = waiting
 
     def step(self, batch: BatchRow) -> None:
         """Raises `SpecbatchError` and `OSError`; the next round then begins where this one did."""
@@ -80,12 +87,12 @@ class Keeper:
             return
         job = self.store.get_job(batch.job_id)
         if job.state.is_final:
-            self.store.end_batch(batch.batch_id, collect(self.shelf, batch, job))
+            self.store.end_batch(batch.batch_id, collect(self.file_store, batch, job))
         elif batch.cancelling_at is not None and not job.cancel_requested:
             self.client.cancel(job.job_id, CANCELLED)
 
     def _checked(self, batch: BatchRow) -> BatchRow:
-        path = self.shelf.path_of(batch.input_file_id)
+        path = self.file_store.path_of(batch.input_file_id)
         try:
             found = check_file(path, batch.endpoint, self.models, self.most_requests)
         except FileNotFoundError:
@@ -97,21 +104,34 @@ class Keeper:
         return self.store.begin_batch(batch.batch_id, found.model, found.requests)
 
     def _submitted(self, batch: BatchRow) -> BatchRow:
-        # The list of models may have changed since an earlier attempt.
-        job = self.client.find(batch.tenant, batch.batch_id)
+        job = self.client.find(batch.tenant, batch.batch_id)  # an earlier attempt's
+        left_sec = batch.expires_at - time.time()
+        if job is None and batch.cancelling_at is not None:
+            return self.store.end_batch(batch.batch_id, BatchEnd(BatchStatus.CANCELLED))
+        if job is None and left_sec <= 0:
+            return self.store.end_batch(batch.batch_id, BatchEnd(BatchStatus.EXPIRED))
         if job is None:
             model = self.models.get(batch.model or "")
             if model is None:
-                return self._failed(batch, "model_not_found", "its model is served no more")
-            window_sec = seconds_of(batch.completion_window) or 0.0
-            paths = self.shelf.path_of(batch.input_file_id), self.shelf.output_of(batch.batch_id)
-            spec = model.spec(paths[0], batch.endpoint, paths[1], batch.tenant, window_sec)
-            job, _ = self.client.submit(spec, batch.batch_id)
+                said = "its model is not served any more"
+                return self._failed(batch, "model_not_found", said)
+            try:
+                job = self._new_job(batch, model, left_sec)
+            except UsageError as error:  # will not pass
+                log.error("batch %s cannot be submitted: %s", batch.batch_id, error)
+                return self._failed(batch, "batch_failed", for_clients(error))
         return self.store.note_batch_job(batch.batch_id, job.job_id)
 
+    def _new_job(self, batch: BatchRow, model: ServedModel, left_sec: float) -> JobRow:
+        source = self.file_store.path_of(batch.input_file_id)
+        output = self.file_store.output_of(batch.batch_id)
+        spec = model.spec(source, batch.endpoint, output, batch.tenant, left_sec)
+        job, _ = self.client.submit(spec, batch.batch_id)
+        return job
+
     def _failed(self, batch: BatchRow, code: str, message: str) -> BatchRow:
-        error = {"code": code, "message": message, "line": None, "param": None}
-        return self.store.end_batch(batch.batch_id, BatchEnd(BatchStatus.FAILED, errors=(error,)))
+        end = BatchEnd(BatchStatus.FAILED, errors=(failure(code, message),))
+        return self.store.end_batch(batch.batch_id, end)
 
     def _run(self) -> None:
         while not self._closing:

@@ -22,7 +22,7 @@ from specbatch.schemas.serving import BatchRow
 PAGE_ROWS = 200  # of the store at once
 
 
-def lines_so_far(store: Store, batch: BatchRow, job: JobRow) -> Iterator[bytes]:
+def partial_lines(store: Store, batch: BatchRow, job: JobRow) -> Iterator[bytes]:
     """Each finished request once, in input order. Raises `ApiError` if the store has no texts."""
     why = None if job.privacy is PrivacyMode.FULL else f"its privacy is {job.privacy}"
     if job.purged_at is not None:

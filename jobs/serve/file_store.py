@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from specbatch.jobs.serve.errors import unknown
-from specbatch.schemas.file_modes import Access, make_folder
+from specbatch.pipeline.storage.objects import sync_folder
+from specbatch.schemas.errors import UsageError
+from specbatch.schemas.file_modes import Access, make_folder, new_file
 
 FILE, BATCH = "file-", "batch_"
 _TAIL = r"[0-9a-f]{31}"
@@ -23,15 +26,33 @@ _NAMES = {FILE: "file", BATCH: "batch"}
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
+class FileStore:
     """The folders below `root`."""
 
     root: Path
     access: Access = Access.PRIVATE
 
     def make(self) -> None:
+        """Also its id, which is made once and stays."""
         for folder in (self.uploads, self.files, self.outputs):
             make_folder(folder, self.access)
+        if not self._id_file.exists():
+            temporary = self._id_file.with_suffix(f".{secrets.token_hex(4)}")
+            with new_file(temporary, self.access) as file:
+                file.write(secrets.token_hex(16).encode())
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.rename(self._id_file)
+            sync_folder(self._id_file.parent)
+
+    @property
+    def service_id(self) -> str:
+        """Whose batches and files are this folder's: several services may share a store."""
+        return self._id_file.read_text()
+
+    @property
+    def _id_file(self) -> Path:
+        return self.root / "serve" / "id"
 
     @property
     def uploads(self) -> Path:
@@ -55,20 +76,29 @@ class Shelf:
         """Put a whole, synced file in its place; it survives a crash from now on."""
         place = self.path_of(file_id)
         upload.rename(place)
-        sync(place.parent)
+        sync_folder(place.parent)
 
     def remove(self, file_id: str) -> None:
         self.path_of(file_id).unlink(missing_ok=True)
 
-    def sweep(self, known: Collection[str]) -> int:
-        """Delete what a crash left: uploads that never ended, and files without a row. Nothing may
-        upload meanwhile. Returns how many there were."""
-        left = [*self.uploads.iterdir()]
-        left += [path for path in self.files.iterdir() if path.stem not in known]
+    def sweep(self) -> int:
+        """Delete uploads that a crash cut off; nothing may upload meanwhile. Returns how many there
+        were. A file without a row stays: it may be another store's."""
+        left = list(self.uploads.iterdir())
         for path in left:
             with suppress(FileNotFoundError):
                 path.unlink()
         return len(left)
+
+    def check_store(self, known: Collection[str]) -> None:
+        """Raise `UsageError` where there are files and the store knows none. `known`: the ids of
+        those that it has of this service."""
+        there = [path.stem for path in self.files.iterdir()]
+        if there and not known:
+            raise UsageError(
+                f"the store knows none of the {len(there):,} files in {self.files}: start with the "
+                "store that they belong to, or move them elsewhere"
+            )
 
 
 def checked(prefix: str, given: str) -> str:
@@ -76,12 +106,3 @@ def checked(prefix: str, given: str) -> str:
     if _FORMS[prefix].fullmatch(given) is None:
         raise unknown(_NAMES[prefix], given)
     return given
-
-
-def sync(place: Path) -> None:
-    """Have a file, or a folder's names, on the disk."""
-    descriptor = os.open(place, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
