@@ -56,7 +56,7 @@ def collect(file_store: FileStore, batch: BatchRow, job: JobRow) -> BatchEnd:
     stop = why_stopped(batch, job)
     output, errors = (file_store.output_of(batch.batch_id) / name for name in OPENAI)
     if not output.exists():
-        return not_run(job.job_id)
+        return not_run(batch, job)
     done, made = _made(file_store, batch, job, stop, output, "output")
     failed, refused = _made(file_store, batch, job, stop, errors, "errors")
     return BatchEnd(
@@ -65,15 +65,17 @@ def collect(file_store: FileStore, batch: BatchRow, job: JobRow) -> BatchEnd:
         failed=failed.lines - failed.stopped,
         output=made,
         errors_file=refused,
-        errors=() if stop not in _TOLD else (failure(stop, _SAID[stop]),),
+        errors=_told(stop),
         finalizing_at=job.finished_at,
     )
 
 
-def not_run(job_id: str) -> BatchEnd:
-    """The end of a batch whose job has no output. The reason is the operator's to see: it may name
-    folders."""
-    said = f"the batch could not be run: ask the operator about job {job_id}"
+def not_run(batch: BatchRow, job: JobRow) -> BatchEnd:
+    """The end of a batch whose job ended without an output. Why it failed is the operator's to see:
+    it may name folders."""
+    if (stop := why_stopped(batch, job)) is not None:
+        return BatchEnd(_status(stop), errors=_told(stop))
+    said = f"the batch could not be run: ask the operator about job {job.job_id}"
     return BatchEnd(BatchStatus.FAILED, errors=(failure("batch_failed", said),))
 
 
@@ -92,6 +94,10 @@ def _status(stop: Stop | None) -> BatchStatus:
     if stop is None:
         return BatchStatus.COMPLETED  # also where every request failed: the error file says why
     return BatchStatus.EXPIRED if stop is Stop.WINDOW else BatchStatus.CANCELLED
+
+
+def _told(stop: Stop | None) -> tuple[dict[str, Any], ...]:
+    return () if stop is None or stop not in _TOLD else (failure(stop, _SAID[stop]),)
 
 
 @dataclass(slots=True)

@@ -18,11 +18,14 @@ from pathlib import Path
 from specbatch.jobs.running.here import Watcher, run_job
 from specbatch.jobs.serve.collecting import not_run
 from specbatch.jobs.serve.errors import for_clients
+from specbatch.jobs.serve.reconciler import CANCELLED
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.ledger.rules import reason_to_stop
 from specbatch.pipeline.runtime.client import Client
+from specbatch.pipeline.runtime.leases import owner_here
 from specbatch.schemas.errors import ModelError, ObjectError, StoreError, UsageError
-from specbatch.schemas.records import JobRow
-from specbatch.schemas.serving import BatchEnd, BatchRow, BatchStatus
+from specbatch.schemas.records import JobRow, JobState, Stage
+from specbatch.schemas.serving import BatchRow
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import spec_of
 
@@ -97,7 +100,7 @@ class Runner:
                 self._pass_over(batch, self.store.get_job(job.job_id), error, AWAY_SEC)
                 return True
             log.error("job %s cannot be run: %s", job.job_id, error)  # will not pass
-            self._end(job, batch, not_run(job.job_id))
+            self._end(job, batch, JobState.FAILED, NOT_SERVED)
         except UsageError as error:
             self._pass_over(batch, self.store.get_job(job.job_id), error)
         return True
@@ -109,14 +112,22 @@ class Runner:
         must not be lost. Where it is to stop anyway, it ends."""
         if _must_stop(batch, job):
             is_late = batch.cancelling_at is None and batch.expires_at <= time.time()
-            status = BatchStatus.EXPIRED if is_late else BatchStatus.CANCELLED
-            self._end(job, batch, BatchEnd(status))
+            reason = reason_to_stop(is_late, batch.expires_at, 0.0, None) or CANCELLED
+            self._end(job, batch, JobState.CANCELLED, reason)
             return
         log.error("batch %s waits: %s", batch.batch_id, error)
         self._passed_over[batch.batch_id] = time.monotonic() + sec
         self.store.note_batch_waits(batch.batch_id, for_clients(error))
 
-    def _end(self, job: JobRow, batch: BatchRow, end: BatchEnd) -> None:
-        """The job cannot even be published here; what it has finished stays in the store."""
-        self.client.cancel(job.job_id, NOT_SERVED)
-        self.store.end_batch(batch.batch_id, end)
+    def _end(self, job: JobRow, batch: BatchRow, state: JobState, reason: str) -> None:
+        """The job cannot even be published here; what it has finished stays in the store. It ends
+        first: after a crash its batch follows it."""
+        for owner in self.store.holders(job.job_id):  # nobody else runs the jobs of this folder
+            self.store.expire_leases(job.job_id, owner)
+        self.client.cancel(job.job_id, reason)
+        here = owner_here(), self.settings.lease_sec
+        work = self.store.claim_job(job.job_id, Stage.PUBLISH, *here)
+        if work is not None:  # None: it has ended meanwhile
+            error = NOT_SERVED if state is JobState.FAILED else None
+            self.store.finish_job(work.lease, state, error)
+        self.store.end_batch(batch.batch_id, not_run(batch, self.store.get_job(job.job_id)))

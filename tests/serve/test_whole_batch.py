@@ -20,7 +20,7 @@ from specbatch.jobs.serve.models import ServedModel
 from specbatch.jobs.serve.runner import Runner
 from specbatch.pipeline.ledger.rules import reason_to_stop
 from specbatch.schemas.errors import StoreError, UsageError
-from specbatch.schemas.records import JobState
+from specbatch.schemas.records import JobState, Stage
 from support.models import TinyPair
 
 
@@ -159,6 +159,7 @@ def test_a_model_that_cannot_be_run_fails_the_batch_and_not_the_next(
     (error,) = failed.errors.data
     assert error.code == "batch_failed"
     assert str(tmp_path) not in error.message
+    assert failed.to_dict()["specbatch"]["job_state"] == "failed"
     assert running.client().batches.retrieve(second.id).status == "completed"
 
 
@@ -201,7 +202,32 @@ def test_a_batch_that_was_passed_over_can_be_cancelled(
     one.run_next()
     client.batches.cancel(batch.id)
     one.run_next()
-    assert client.batches.retrieve(batch.id).status == "cancelled"
+    cancelled = client.batches.retrieve(batch.id)
+    assert cancelled.status == "cancelled"
+    assert cancelled.to_dict()["specbatch"]["job_state"] == "cancelled"  # type: ignore[index]  # an object
+
+
+def test_a_batch_that_was_passed_over_expires_with_its_job(
+    running: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a runner that was killed holds one of its leases."""
+    batch = created(running, jsonl(line("a")))
+    running.reconciler.step_all()
+    (job,) = running.store.list_jobs()
+    assert running.store.claim_job(job.job_id, Stage.INGEST, "elsewhere:1", 600.0)
+    one = runner_of(running)
+
+    def refuse(*_: object) -> None:
+        raise UsageError("another numeric class")
+
+    monkeypatch.setattr("specbatch.jobs.serve.runner.run_job", refuse)
+    one.run_next()
+    with sqlite3.connect(running.service.file_store.root / "specbatch.db") as database:
+        database.execute("UPDATE batches SET expires_at = created_at - 1")
+    one.run_next()
+    expired = running.client().batches.retrieve(batch.id)
+    assert expired.status == "expired"
+    assert expired.to_dict()["specbatch"]["job_state"] == "cancelled"  # type: ignore[index]  # an object
 
 
 def test_an_operators_stop_has_its_own_words(running: Served) -> None:
