@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from sqlalchemy import BigInteger, Index, LargeBinary, text
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -57,9 +55,11 @@ class Batch(Base):
     phase: Mapped[str]
     model: Mapped[str | None]
     job_id: Mapped[str | None]
-    waits_because: Mapped[str | None] = mapped_column(AnyText)
+    waits_because: Mapped[str | None] = mapped_column(
+        EncryptedText("batches.waits_because", SHOWN_WITHOUT_KEY)
+    )
     status: Mapped[str | None]
-    errors: Mapped[dict[str, Any] | None]
+    errors: Mapped[str | None] = mapped_column(EncryptedText("batches.errors", ""))  # JSON
     requests: Mapped[int] = mapped_column(BigInteger)
     completed: Mapped[int] = mapped_column(BigInteger)
     failed: Mapped[int] = mapped_column(BigInteger)

@@ -98,7 +98,7 @@ def serve(
         from specbatch.jobs.serve.app import Service
         from specbatch.jobs.serve.reconciler import Reconciler
 
-        reconciler = Reconciler(store, client, file_store, served, max_requests)
+        reconciler = Reconciler(store, client, file_store, served, max_requests, privacy)
         service = Service(
             *(store, client, file_store, served, int(time.time()), reconciler.wake, not no_keys),
             privacy=privacy,

@@ -13,7 +13,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from specbatch.jobs.serve.checking import check_file
 from specbatch.jobs.serve.collecting import collect
@@ -21,6 +23,7 @@ from specbatch.jobs.serve.errors import failure, for_clients
 from specbatch.jobs.serve.file_store import FileStore
 from specbatch.jobs.serve.models import ServedModel
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.privacy.tenants import NOBODY_PRIVATE, Privacy
 from specbatch.pipeline.runtime.client import Client
 from specbatch.schemas.errors import SpecbatchError, UsageError
 from specbatch.schemas.records import JobRow
@@ -41,6 +44,7 @@ class Reconciler:
     file_store: FileStore
     models: dict[str, ServedModel]
     most_requests: int
+    privacy: Privacy = NOBODY_PRIVATE
     _awake: threading.Event = field(default_factory=threading.Event)
     _said: dict[str, str] = field(default_factory=dict)  # by batch: why it waits
     _closing: bool = False
@@ -87,29 +91,36 @@ class Reconciler:
             return
         job = self.store.get_job(batch.job_id)
         if job.state.is_final:
-            self.store.end_batch(batch.batch_id, collect(self.file_store, batch, job))
+            self._ended(batch, collect(self.file_store, batch, job))
         elif batch.cancelling_at is not None and not job.cancel_requested:
             self.client.cancel(job.job_id, CANCELLED)
 
     def _checked(self, batch: BatchRow) -> BatchRow:
         path = self.file_store.path_of(batch.input_file_id)
+        file = self.store.file(batch.tenant, batch.input_file_id)
+        limits = self.models, self.most_requests, lambda: self._must_stop(batch)
         try:
-            found = check_file(path, batch.endpoint, self.models, self.most_requests)
+            found = check_file(path, batch.endpoint, *limits)
         except FileNotFoundError:
             log.error("batch %s: its file %s is gone from the disk", batch.batch_id, path)
             return self._failed(batch, "file_lost", "its input file is lost: upload it again")
+        if found is None:
+            return self.store.batch(batch.tenant, batch.batch_id) or batch
+        if file is not None and found.sha256 not in (None, file.sha256):
+            log.error("batch %s: its file %s is not what was uploaded", batch.batch_id, path)
+            said = "its input file was changed after the upload: upload it again"
+            return self._failed(batch, "file_changed", said)
         if found.errors or found.model is None:
-            end = BatchEnd(BatchStatus.FAILED, errors=tuple(found.errors))
-            return self.store.end_batch(batch.batch_id, end)
+            return self._refused(batch, found.errors)
         return self.store.begin_batch(batch.batch_id, found.model, found.requests)
 
     def _submitted(self, batch: BatchRow) -> BatchRow:
         job = self.client.find(batch.tenant, batch.batch_id)  # an earlier attempt's
         left_sec = batch.expires_at - time.time()
         if job is None and batch.cancelling_at is not None:
-            return self.store.end_batch(batch.batch_id, BatchEnd(BatchStatus.CANCELLED))
+            return self._ended(batch, BatchEnd(BatchStatus.CANCELLED))
         if job is None and left_sec <= 0:
-            return self.store.end_batch(batch.batch_id, BatchEnd(BatchStatus.EXPIRED))
+            return self._ended(batch, BatchEnd(BatchStatus.EXPIRED))
         if job is None:
             model = self.models.get(batch.model or "")
             if model is None:
@@ -127,11 +138,30 @@ class Reconciler:
         output = self.file_store.output_of(batch.batch_id)
         spec = model.spec(source, batch.endpoint, output, batch.tenant, left_sec)
         job, _ = self.client.submit(spec, batch.batch_id)
+        said = "batch %s of tenant %s begins: job %s, %d requests of model %s"
+        log.info(said, batch.batch_id, batch.tenant, job.job_id, batch.requests, batch.model)
         return job
 
+    def _must_stop(self, batch: BatchRow) -> bool:
+        """Whether the check of its file is of no use any more."""
+        now = self.store.batch(batch.tenant, batch.batch_id)
+        return self._closing or now is None or now.phase is BatchPhase.ENDED
+
     def _failed(self, batch: BatchRow, code: str, message: str) -> BatchRow:
-        end = BatchEnd(BatchStatus.FAILED, errors=(failure(code, message),))
-        return self.store.end_batch(batch.batch_id, end)
+        return self._refused(batch, [failure(code, message)])
+
+    def _refused(self, batch: BatchRow, errors: Sequence[Mapping[str, Any]]) -> BatchRow:
+        """A private tenant's words are not quoted."""
+        told = [
+            {**error, "message": self.privacy.sentence(batch.tenant, error["message"])}
+            for error in errors
+        ]
+        return self._ended(batch, BatchEnd(BatchStatus.FAILED, errors=tuple(told)))
+
+    def _ended(self, batch: BatchRow, end: BatchEnd) -> BatchRow:
+        ended = self.store.end_batch(batch.batch_id, end)
+        log.info("batch %s of tenant %s ends: %s", batch.batch_id, batch.tenant, ended.status)
+        return ended
 
     def _run(self) -> None:
         while not self._closing:

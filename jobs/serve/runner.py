@@ -21,6 +21,7 @@ from specbatch.jobs.serve.errors import for_clients
 from specbatch.jobs.serve.reconciler import CANCELLED
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.rules import reason_to_stop
+from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.pipeline.runtime.client import Client
 from specbatch.pipeline.runtime.leases import owner_here
 from specbatch.schemas.errors import ModelError, ObjectError, StoreError, UsageError
@@ -117,7 +118,8 @@ class Runner:
             return
         log.error("batch %s waits: %s", batch.batch_id, error)
         self._passed_over[batch.batch_id] = time.monotonic() + sec
-        self.store.note_batch_waits(batch.batch_id, for_clients(error))
+        why = Privacy.of_settings(self.settings).words(job, for_clients(error))
+        self.store.note_batch_waits(batch.batch_id, why)
 
     def _end(self, job: JobRow, batch: BatchRow, state: JobState, reason: str) -> None:
         """The job cannot even be published here; what it has finished stays in the store. It ends
@@ -130,4 +132,6 @@ class Runner:
         if work is not None:  # None: it has ended meanwhile
             error = NOT_SERVED if state is JobState.FAILED else None
             self.store.finish_job(work.lease, state, error)
-        self.store.end_batch(batch.batch_id, not_run(batch, self.store.get_job(job.job_id)))
+        end = not_run(batch, self.store.get_job(job.job_id))
+        self.store.end_batch(batch.batch_id, end)
+        log.info("batch %s of tenant %s ends: %s", batch.batch_id, batch.tenant, end.status)

@@ -101,6 +101,10 @@ class Privacy:
         """A name that the tenant gives to something, as the store has it."""
         return self._policy(tenant, self.mode_of(tenant)).tag(text) or ""
 
+    def sentence(self, tenant: str, message: str) -> str:
+        """The part of a message to the tenant that may be stored. Needs no key."""
+        return self._policies[self.mode_of(tenant)].words(message)
+
     def check_key(self) -> None:
         """Raise `UsageError` if a tenant's mode needs a key and none is set."""
         for tenant, mode in self._modes.items():

@@ -79,8 +79,8 @@ def serving(
     file_store.make()
     store = make_store(settings)
     client = make_client(settings, forgiving_enqueue(settings), store)
-    reconciler = Reconciler(store, client, file_store, models, most_requests=100)
     privacy = Privacy.of_settings(settings)
+    reconciler = Reconciler(store, client, file_store, models, most_requests=100, privacy=privacy)
     service = replace(
         Service(store, client, file_store, models, since=1_700_000_000, privacy=privacy), **options
     )

@@ -80,7 +80,12 @@ def test_the_same_idempotency_key_gives_the_same_batch(served: Served) -> None:
         ([line("a"), b"{"], "invalid_json_line", 2),
         ([b"[" * 5000 + b"]" * 5000], "invalid_json_line", 1),
         ([line("a"), line("a")], "duplicate_custom_id", 2),
+        ([b"\n", b"[", b"{},", b"]"], "invalid_json_line", 3),
+        ([[line("a"), line("b")]], "invalid_json_line", 1),
         ([{**line("a"), "custom_id": None}], "missing_custom_id", 1),
+        ([{**line("a"), "custom_id": 1}], "invalid_custom_id", 1),
+        ([line("a", model=None)], "missing_model", 1),
+        ([{**line("a"), "method": "GET"}], "mismatched_endpoint", 1),
         ([{**line("a"), "url": "/v1/embeddings"}], "mismatched_endpoint", 1),
         ([{**line("a"), "url": "http://169.254.169.254/"}], "mismatched_endpoint", 1),
         ([line("a"), line("b", model="org/large")], "mismatched_model", 2),
@@ -109,6 +114,76 @@ def test_a_file_that_is_no_batch_fails_it(
     (error,) = failed.errors.data or []
     assert (error.code, error.line) == (code, number)
     assert served.store.list_jobs() == []
+
+
+def test_a_line_that_is_not_utf8_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "latin"
+    path.write_bytes('{"custom_id": "é"}'.encode("latin-1"))
+    found = check_file(path, URL, {"small"}, 10)
+    assert found is not None
+    assert [error["message"] for error in found.errors] == [
+        "this line is not UTF-8: save the file as UTF-8"
+    ]
+
+
+def test_a_file_that_was_changed_on_the_disk_fails_its_batch(served: Served) -> None:
+    client = served.client()
+    file_id = upload(client)
+    batch = create(client, file_id)
+    served.service.file_store.path_of(file_id).write_bytes(jsonl(line("b")))
+    served.reconciler.step_all()
+    failed = client.batches.retrieve(batch.id)
+    assert failed.status == "failed"
+    assert [error.code for error in failed.errors.data] == ["file_changed"]
+    assert served.store.list_jobs() == []
+
+
+def test_the_check_of_a_long_file_ends_with_its_batch_and_with_the_service(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = served.client()
+    served.reconciler.most_requests = 10_000
+    batch = create(client, upload(client, *[line(str(i)) for i in range(3000)]))
+    looked = []
+    read = served.store.batch
+
+    def look(tenant: str, batch_id: str) -> BatchRow | None:
+        if not looked:
+            served.store.cancel_batch(tenant, batch_id)
+        looked.append(batch_id)
+        return read(tenant, batch_id)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(served.store, "batch", look)
+        served.reconciler.step_all()
+    assert looked == [batch.id] * 2  # it read no further, and then what had become of it
+    assert client.batches.retrieve(batch.id).status == "cancelled"
+    later = create(client, batch.input_file_id)
+    (row,) = served.open_batches()
+    served.reconciler.close()
+    served.reconciler.step(row)
+    assert client.batches.retrieve(later.id).status == "validating"
+
+
+def test_what_a_batch_says_of_its_lines_is_encrypted_and_quotes_no_private_words(
+    tmp_path: Path,
+) -> None:
+    models = {"small": ServedModel("small", {"verifier": "models/small"}, tmp_path)}
+    keyed = {"tenant_privacy": {"private": "redacted"}, "encryption_key": KEY}
+    with serving(tmp_path / "dir", models, more_settings=keyed) as served:
+        said = {}
+        for tenant in ("default", "private"):
+            client = served.client(served.key(tenant))
+            batch = create(client, upload(client, line("a", model="secret")))
+            served.reconciler.step_all()
+            (error,) = client.batches.retrieve(batch.id).errors.data
+            assert error.code == "model_not_found"
+            said[tenant] = error.message
+        assert "'secret'" in said["default"]
+        assert "secret" not in said["private"]
+        with sqlite3.connect(tmp_path / "dir" / "specbatch.db") as connection:
+            kept = connection.execute("SELECT errors FROM batches").fetchall()
+        assert "model" not in str(kept)
 
 
 def test_a_batch_is_cancelled_before_and_after_it_has_a_job(served: Served) -> None:
@@ -314,6 +389,7 @@ def test_a_file_with_giant_lines_takes_little_memory(served: Served, tmp_path: A
     found = check_file(path, URL, {"small"}, 10)
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
+    assert found is not None
     assert peak_bytes < 36 << 20  # two readings of the longest line, and not the file
     assert [error["code"] for error in found.errors] == ["line_too_long"]
     assert (found.requests, found.model) == (1, "small")

@@ -211,7 +211,7 @@ def end_batch(
         "failed": end.failed,
         "output_file_id": end.output and end.output.file_id,
         "error_file_id": end.errors_file and end.errors_file.file_id,
-        "errors": {"data": list(end.errors)} if end.errors else None,
+        "errors": orjson.dumps(list(end.errors)).decode() if end.errors else None,
         "finalizing_at": end.finalizing_at,
         "ended_at": now,
         "waits_because": None,
@@ -243,7 +243,7 @@ def _batch(row: Row[Any]) -> BatchRow:
         phase=BatchPhase(row.phase),
         status=None if row.status is None else BatchStatus(row.status),
         metadata=orjson.loads(row.client_metadata) if row.client_metadata else None,
-        errors=tuple((row.errors or {}).get("data", ())),
+        errors=tuple(orjson.loads(row.errors)) if row.errors else (),
     )
 
 
