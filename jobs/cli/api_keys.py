@@ -14,6 +14,7 @@ from specbatch.jobs.cli.console import moment, remark, say, say_json, show_whole
 from specbatch.jobs.cli.serve import DIR, ServeDir, serving_settings
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.ledger.sql.databases import has_store
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.privacy import MOST_TENANT_CHARS, TENANT
 from specbatch.schemas.serving import ApiKey, Scope
@@ -72,7 +73,15 @@ def api_keys(
     if (action is Action.LIST) != (which is None):
         wanted = {Action.LIST: "no name", Action.CREATE: "a name", Action.REVOKE: "a key's id"}
         raise UsageError(f"`specbatch api-keys {action}` takes {wanted[action]}")
-    with closing(make_store(serving_settings(dir))) as store:
+    if which is not None and not which.strip():
+        raise UsageError("the name is empty: give the key one, as its user's")
+    settings = serving_settings(dir)
+    if action is not Action.CREATE and not has_store(settings):
+        raise UsageError(
+            f"there is no store yet in {dir}: make a key with `specbatch api-keys create NAME`, or "
+            "name the service's folder with --dir"
+        )
+    with closing(make_store(settings)) as store:
         if action is Action.LIST:
             _list(store, json)
         elif action is Action.CREATE:
@@ -107,6 +116,9 @@ def _list(store: Store, json: bool) -> None:
     keys, now = store.api_keys()
     if json:
         say_json([_values(key) for key in keys])
+        return
+    if not keys:
+        remark("no keys: make one with `specbatch api-keys create NAME`")
         return
     table = Table("id", "name", "tenant", "scopes", "made", "expires", "state")
     for key in keys:

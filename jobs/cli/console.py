@@ -137,6 +137,7 @@ def log_to_stderr() -> None:
     quieten_libraries()
     logging.basicConfig(level=logging.WARNING, handlers=[_text_handler])
     log.setLevel(logging.INFO)  # remarks, where logs are JSON
+    logging.getLogger("specbatch.jobs.serve").setLevel(logging.INFO)  # batches begin and end
     log_as(os.environ.get("SPECBATCH_LOG_FORMAT", "text"))
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -35,6 +35,7 @@ from specbatch.pipeline.outputs.names import OPENAI
 from specbatch.pipeline.privacy.tenants import NOBODY_PRIVATE, Privacy
 from specbatch.pipeline.runtime.client import Client
 from specbatch.schemas.errors import JobNotFoundError, SpecbatchError, StoreError
+from specbatch.schemas.openai_formats import URLS
 from specbatch.schemas.records import JobRow
 from specbatch.schemas.serving import BatchRow, Page, Purpose, Scope, StoredFile
 
@@ -43,6 +44,7 @@ log = logging.getLogger(__name__)
 MOST_BODY_BYTES = 64 << 10  # of a JSON body
 FORM_BYTES = 64 << 10  # of a form beside its file
 MOST_FILES, MOST_BATCHES = 10_000, 100  # of a page, as OpenAI has it
+ANSWERED_AT_ONCE = (*URLS.values(), "/v1/responses")  # by a service of OpenAI's, not here
 LINES_TYPE = "application/x-ndjson"
 FILE_TYPE = "application/octet-stream"
 _LOCAL = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?")
@@ -67,7 +69,9 @@ class Service:
 
 def make_app(service: Service) -> FastAPI:
     """The ASGI application. It starts nothing and closes nothing."""
-    app = FastAPI(title="specbatch", docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(
+        title="specbatch", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
+    )
     _answer_errors(app)
     reader, writer = _caller(service, Scope.READ), _caller(service, Scope.WRITE)
     _add_files(app, service, reader, writer)
@@ -293,27 +297,51 @@ def _answer_errors(app: FastAPI) -> None:
     @app.exception_handler(SpecbatchError)
     def ours(_request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, SpecbatchError), "registered for it"
-        if not isinstance(error, ApiError):
-            log.warning("a request failed: %s", error)
-        return _answer(as_api_error(error))
+        told = as_api_error(error)
+        is_clients = told.status < 500
+        log.log(logging.INFO if is_clients else logging.WARNING, "a request failed: %s", error)
+        return _answer(told)
 
     @app.exception_handler(RequestValidationError)
     def wrong_parameter(_request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError), "registered for it"
         problem = error.errors()[0]
         name = str(problem["loc"][-1])
-        return _answer(ApiError(400, f"`{name}` is wrong: {problem['msg']}", None, name))
+        return _answer(ApiError(400, f"`{name}` {_said(problem)}", None, name))
 
     @app.exception_handler(HTTPException)
     def no_route(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException), "registered for it"
         what = f"{request.method} {request.url.path[:100]}"
-        said = {404: f"there is no {what}", 405: f"{what} is not supported"}
+        said = {404: f"there is no {what}{_hint(request)}", 405: f"{what} is not supported"}
         return _answer(ApiError(error.status_code, said.get(error.status_code, error.detail)))
 
     @app.exception_handler(Exception)
     def a_bug(_request: Request, _error: Exception) -> JSONResponse:
         return _answer(ApiError(500, "the service failed: its log says why"))
+
+
+def _hint(request: Request) -> str:
+    """What who asks for a route that there is not may have meant."""
+    path = request.url.path
+    if request.method == "POST" and path in ANSWERED_AT_ONCE:
+        return ": this service does batches: upload a file, then POST /v1/batches"
+    return "" if path.startswith("/v1/") else ": base_url ends in /v1"
+
+
+def _said(problem: Mapping[str, Any]) -> str:
+    """What is wrong with a parameter, as we say it."""
+    of_it = problem.get("ctx", {})
+    match problem["type"]:
+        case "int_parsing":
+            return "must be a whole number"
+        case "greater_than_equal":
+            return f"must be at least {of_it['ge']}"
+        case "less_than_equal":
+            return f"must be at most {of_it['le']}"
+        case "literal_error" | "enum":
+            return f"must be one of {of_it['expected']}"
+    return f"is wrong: {problem['msg']}"
 
 
 def _answer(error: ApiError) -> JSONResponse:

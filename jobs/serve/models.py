@@ -96,10 +96,10 @@ def _model(file: Path, name: Any, entry: Any, base: Path) -> ServedModel:
         raise UsageError(
             f"{where}: a name has at most 100 letters, digits, spaces and the signs . : + / - _"
         )
+    if isinstance(entry, dict) and (others := sorted(set(map(str, entry)) - _FIELDS)):
+        raise UsageError(f"{where} has `{others[0]}`; it may have verifier, proposer and spec")
     if not isinstance(entry, dict) or not isinstance(entry.get("verifier"), str):
         raise UsageError(f"{where} needs `verifier`: a model folder or hub id")
-    if others := sorted(set(map(str, entry)) - _FIELDS):
-        raise UsageError(f"{where} has `{others[0]}`; it may have verifier, proposer and spec")
     spec = entry.get("spec") or {}
     if not isinstance(spec, dict):
         raise UsageError(f"{where}: `spec` must be a mapping, as in a spec file")

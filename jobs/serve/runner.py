@@ -93,7 +93,6 @@ class Runner:
         if batch.waits_because is not None:
             self.store.note_batch_waits(batch.batch_id, None)
         watcher = Watcher(lambda: nullcontext(lambda *_: None), log.info)
-        log.info("job %s of tenant %s begins", job.job_id, job.tenant)
         try:
             run_job(self.settings, spec_of(job), job, watcher)
         except ModelError as error:

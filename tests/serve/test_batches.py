@@ -33,13 +33,16 @@ def create(client: openai.OpenAI, file_id: str, **more: Any) -> Any:
     return client.batches.create(input_file_id=file_id, **values)
 
 
-def test_a_batch_becomes_one_job(served: Served) -> None:
+def test_a_batch_becomes_one_job(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     client = served.client()
     batch = create(client, upload(client, line("a"), line("b")))
     assert batch.expires_at - batch.created_at == 86_400
     served.reconciler.step_all()
     served.reconciler.step_all()
     (job,) = served.store.list_jobs()
+    begins = f"batch {batch.id} of tenant default begins: job {job.job_id}, 2 requests of model"
+    assert caplog.text.count(begins) == 1
     seen = client.batches.retrieve(batch.id)
     assert (seen.status, seen.model) == ("in_progress", "small")
     assert seen.request_counts.total == 2  # type: ignore[union-attr]  # always there
@@ -198,14 +201,18 @@ def test_a_batch_is_cancelled_before_and_after_it_has_a_job(served: Served) -> N
     assert client.batches.cancel(early.id).status == "cancelled"
 
 
-def test_a_cancelled_batch_without_a_job_ends_at_once(served: Served) -> None:
+def test_a_cancelled_batch_without_a_job_ends_at_once(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
     """Where the service was killed before it submitted the job."""
+    caplog.set_level("INFO")
     client = served.client()
     batch = create(client, upload(client))
     served.store.begin_batch(batch.id, "small", 1)
     served.store.cancel_batch("default", batch.id)
     served.reconciler.step_all()
     assert client.batches.retrieve(batch.id).status == "cancelled"
+    assert f"batch {batch.id} of tenant default ends: cancelled" in caplog.text
     assert served.store.list_jobs() == []
 
 

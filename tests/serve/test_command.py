@@ -58,7 +58,7 @@ def test_a_key_is_made_shown_once_and_revoked(cli: Cli, folder: Path) -> None:
         ("create", "takes a name"),
         ("list x", "takes no name"),
         ("revoke", "takes a key's id"),
-        ("revoke abc", "there is no key abc"),
+        ("revoke abc", "there is no store yet"),
         ("revoke abc --days 3", "are for `specbatch api-keys create`"),
         ("create x --tenant a/b", "may have letters"),
         ("create x --days 0", "from a minute"),
@@ -73,6 +73,16 @@ def test_what_a_key_cannot_be(cli: Cli, arguments: str, said: str) -> None:
     assert said in refused.complaint
 
 
+def test_who_looks_at_keys_makes_no_store(cli: Cli, folder: Path) -> None:
+    for arguments in (["list"], ["revoke", "abc"], ["create", " "]):
+        assert cli("api-keys", *arguments).code == 2
+        assert not (folder / DIR).exists()
+    make_store(serving_settings(folder / DIR)).close()
+    assert "no keys" in cli("api-keys").err
+    assert cli("api-keys", "--json").json == []
+    assert "there is no key abc" in cli("api-keys", "revoke", "abc").complaint
+
+
 @pytest.mark.parametrize(
     ("text", "arguments", "said"),
     [
@@ -85,6 +95,7 @@ def test_what_a_key_cannot_be(cli: Cli, arguments: str, said: str) -> None:
         ("models: {}", "", "one key, `models`"),
         ("models: {a: {}}", "", "needs `verifier`"),
         ("models: {../a: {verifier: m}}\nelse: 1", "", "one key, `models`"),
+        ("models: {a: {verifer: m}}", "", "has `verifer`; it may have"),
         ("models: {a: {verifier: m, path: x}}", "", "it may have verifier, proposer and spec"),
         ("models: {a: {verifier: m, spec: {output: x}}}", "", "leave `output` out"),
         ("models: {a: {verifier: m, spec: {sampling: {top_p: 7}}}}", "", "top_p"),

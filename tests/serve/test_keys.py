@@ -118,6 +118,33 @@ def test_answers_to_what_there_is_not_have_openais_shape(served: Served) -> None
     with pytest.raises(openai.APIStatusError) as method:
         client.post("/models", cast_to=object, body={})
     assert method.value.status_code == 405
-    with pytest.raises(openai.BadRequestError) as caught_limit:
-        client.get("/files?limit=no", cast_to=object)
-    assert caught_limit.value.param == "limit"
+    for limit, said in (("no", "a whole number"), (0, "at least 1"), (10**9, "at most 10000")):
+        with pytest.raises(openai.BadRequestError, match=f"`limit` must be {said}") as caught_limit:
+            client.get(f"/files?limit={limit}", cast_to=object)
+        assert caught_limit.value.param == "limit"
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/v1/chat/completions", "upload a file, then POST /v1/batches"),
+        ("/v1/completions", "upload a file, then POST /v1/batches"),
+        ("/v1/responses", "upload a file, then POST /v1/batches"),
+        ("/files", "base_url ends in /v1"),
+        ("/v1/files/", "there is no POST /v1/files/"),
+    ],
+)
+def test_a_route_that_there_is_not_says_where_to_go(served: Served, path: str, said: str) -> None:
+    answer = httpx2.post(f"http://127.0.0.1:{served.port}{path}")
+    assert answer.status_code == 404
+    assert said in answer.json()["error"]["message"]
+
+
+def test_a_mistake_of_a_client_is_no_warning_in_the_log(
+    served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    with pytest.raises(openai.NotFoundError):
+        served.client().files.retrieve("file-none")
+    (record,) = [one for one in caplog.records if "a request failed" in one.message]
+    assert record.levelname == "INFO"

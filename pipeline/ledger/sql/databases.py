@@ -178,6 +178,13 @@ LOOKED_AT = 16  # of the workspace's files: one is enough for a warning
 _warned: set[Path] = set()  # folders that this process has warned of
 
 
+def has_store(settings: Settings) -> bool:
+    """Whether there is a store: on SQLite, its file. Other databases are made by somebody else."""
+    url = parse_url(settings.store_url)
+    is_file = url.get_backend_name() == "sqlite" and url.database is not None
+    return not is_file or Path(str(url.database)).exists()
+
+
 def make_place(settings: Settings) -> None:
     """Make the SQLite file before SQLite does, whose other files get its mode; warn of files that
     others can read. Errors are left to the code that opens the store."""
