@@ -20,7 +20,7 @@ from specbatch.jobs.cli.connect import check_broker, load_settings
 from specbatch.jobs.cli.console import out, say_json
 from specbatch.kernels import native
 from specbatch.pipeline.engines.exact.model.memory import available_bytes
-from specbatch.pipeline.ledger.sql.databases import parse_url
+from specbatch.pipeline.ledger.sql.databases import has_store
 from specbatch.pipeline.ledger.sql.migrate import current, head
 from specbatch.schemas.errors import SpecbatchError, UsageError
 from specbatch.schemas.masking import mask_url
@@ -167,8 +167,8 @@ def _version_of(package: str) -> str:
 
 
 def _store(settings: Settings) -> Finding:
-    url, shown = parse_url(settings.store_url), mask_url(settings.store_url)
-    if url.get_backend_name() == "sqlite" and not Path(url.database or "").exists():
+    shown = mask_url(settings.store_url)
+    if not has_store(settings):
         return Finding("store", f"{shown}: made by the first job")
     there = current(settings.store_url)
     if there == head():
