@@ -137,7 +137,8 @@ def test_a_file_that_was_changed_on_the_disk_fails_its_batch(served: Served) -> 
     served.reconciler.step_all()
     failed = client.batches.retrieve(batch.id)
     assert failed.status == "failed"
-    assert [error.code for error in failed.errors.data] == ["file_changed"]
+    assert failed.errors is not None
+    assert [error.code for error in failed.errors.data or []] == ["file_changed"]
     assert served.store.list_jobs() == []
 
 
@@ -147,7 +148,7 @@ def test_the_check_of_a_long_file_ends_with_its_batch_and_with_the_service(
     client = served.client()
     served.reconciler.most_requests = 10_000
     batch = create(client, upload(client, *[line(str(i)) for i in range(3000)]))
-    looked = []
+    looked: list[str] = []
     read = served.store.batch
 
     def look(tenant: str, batch_id: str) -> BatchRow | None:
@@ -179,9 +180,11 @@ def test_what_a_batch_says_of_its_lines_is_encrypted_and_quotes_no_private_words
             client = served.client(served.key(tenant))
             batch = create(client, upload(client, line("a", model="secret")))
             served.reconciler.step_all()
-            (error,) = client.batches.retrieve(batch.id).errors.data
+            errors = client.batches.retrieve(batch.id).errors
+            assert errors is not None
+            (error,) = errors.data or []
             assert error.code == "model_not_found"
-            said[tenant] = error.message
+            said[tenant] = str(error.message)
         assert "'secret'" in said["default"]
         assert "secret" not in said["private"]
         with sqlite3.connect(tmp_path / "dir" / "specbatch.db") as connection:
