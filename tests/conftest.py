@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from hypothesis import settings
 
 from specbatch.schemas.masking import _log_filters
 from support.models import TinyPair, tiny_llama
@@ -39,6 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.pluginmanager.hasplugin("dsession"):
         config.pluginmanager.register(_Processes(config))
+    settings.load_profile("ci")  # the same examples each time, however long one takes
     # Before anything imports huggingface_hub, which reads this once.
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
