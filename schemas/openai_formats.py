@@ -8,6 +8,7 @@ CHATS: Final = "openai"
 COMPLETIONS: Final = "openai-completions"
 OPENAI_FORMATS = (CHATS, COMPLETIONS)
 URLS = {CHATS: "/v1/chat/completions", COMPLETIONS: "/v1/completions"}
+FORMATS = {url: format for format, url in URLS.items()}
 EITHER = ("auto", *OPENAI_FORMATS)  # of a spec whose requests may say their own sampling
 
 

@@ -44,7 +44,7 @@ class ChildProcess:
     def close(self) -> None:
         """End it; what it cannot end in time is done by others, or after the next start."""
         self._closing.set()
-        self._let_go()
+        self._close_stdin()
         try:
             self._process.wait(self._end_sec)
         except subprocess.TimeoutExpired:
@@ -64,7 +64,7 @@ class ChildProcess:
             process.stdin.flush()
         return process
 
-    def _let_go(self) -> None:
+    def _close_stdin(self) -> None:
         with suppress(BrokenPipeError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
@@ -75,12 +75,12 @@ class ChildProcess:
             if self._closing.is_set():
                 return
             log.warning("%s ended with %d; another is started", self._what, code)
-            self._let_go()
+            self._close_stdin()
             if self._closing.wait(RESTART_SEC):
                 return
             self._process = self._start()
             if self._closing.is_set():
-                self._let_go()
+                self._close_stdin()
 
 
 def end_with_parent() -> None:

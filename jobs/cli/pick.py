@@ -74,7 +74,7 @@ def pick(
     """Let a small model write candidates, and write the best of them or the verifier's own.
 
     The spec's section `pick` names the small model, what scores its candidates, and the least score
-    of one that is picked. Each part is a job of its own. The same command again goes on where it
+    of one that is picked. Each part is a job of its own. The same command again resumes where it
     stopped, and finds the jobs that it has made. Exit codes: 0 done (or submitted), else as
     `submit-job`.
     """
@@ -160,8 +160,8 @@ class _Chain:
         make_spec: Callable[[float | None], JobSpec],
         about: InputFile | None = None,
     ) -> JobRow:
-        """The job of this part, which has ended well enough to go on. `make_spec`: of what may be
-        spent. Leaves the command where it has not."""
+        """The job of this part, which has ended well enough for the next one. `make_spec`: of what
+        may be spent. Leaves the command where it has not."""
         from specbatch.pipeline.operations.picks import (
             CANDIDATES,
             check_same_tokens,
@@ -178,7 +178,7 @@ class _Chain:
                 self._follow(job)
                 job = self.client.job(job.job_id)
         if not job.state.is_final:
-            remark(f"once job {job.job_id} has ended, {_AGAIN}: it goes on from there")
+            remark(f"once job {job.job_id} has ended, {_AGAIN}: it resumes from there")
             if self.json:
                 say_json({"pick": self.order.pick_id, "job_id": job.job_id, "part": part})
             else:

@@ -82,8 +82,8 @@ def serve(
         raise UsageError(
             f"--dir {dir} cannot be the service's folder: {first_line(error)}"
         ) from None
-    busy = f"another `specbatch serve` uses {dir}"
-    with only_one(dir / "serve.lock", False, busy), closing(make_store(settings)) as store:
+    busy = f"another `specbatch serve` uses {dir}: stop that one first, or use another --dir"
+    with only_one(dir / "serve.lock", busy), closing(make_store(settings)) as store:
         keys, now = store.api_keys()
         if not no_keys and not any(key.why_not(now) is None for key in keys):
             raise UsageError(

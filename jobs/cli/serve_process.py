@@ -43,7 +43,7 @@ def main() -> None:
     folder = Path(settings.workspace)
     try:
         # The runner of a service that was killed ends its step first.
-        only_runner = only_one(folder / "runner.lock", True, "another runner")
+        only_runner = only_one(folder / "runner.lock", busy=None)
         with only_runner, closing(make_store(settings)) as store:
             client = make_client(settings, silent, store)
             Runner(settings, store, client, FileStore(folder).service_id).run()

@@ -11,9 +11,9 @@ import orjson
 
 from specbatch.jobs.serve.errors import ApiError
 from specbatch.jobs.serve.file_store import BATCH, FILE, checked
-from specbatch.jobs.serve.models import FORMATS
 from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.schemas.job_progress import JobProgress
+from specbatch.schemas.openai_formats import FORMATS
 from specbatch.schemas.records import JobRow, Stage
 from specbatch.schemas.serving import (
     BatchPhase,
@@ -177,7 +177,7 @@ class BatchView:
             "request_counts": self._counts(),
             "metadata": batch.metadata,
             "usage": self._usage(),
-            "specbatch": self._own(),
+            "specbatch": self._beyond_openai(),
         }
 
     def _counts(self) -> dict[str, int]:
@@ -200,7 +200,7 @@ class BatchView:
             "total_tokens": progress.prompt_tokens + progress.completion_tokens,
         }
 
-    def _own(self) -> dict[str, Any] | None:
+    def _beyond_openai(self) -> dict[str, Any] | None:
         """How far it is, what drafting is worth, and what it has cost so far."""
         progress, job = self.progress, self.job
         if progress is None or job is None:

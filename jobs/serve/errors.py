@@ -46,8 +46,8 @@ class ApiError(SpecbatchError):
 
 
 def as_api_error(error: SpecbatchError) -> ApiError:
-    """What a client is told of an error of ours. What only the operator can mend stays with the
-    operator."""
+    """What a client is told of an error of ours. What only the operator can fix is not
+    told."""
     if isinstance(error, ApiError):
         return error
     said = str(error)

@@ -18,11 +18,10 @@ from typing import Any
 
 from specbatch.pipeline.operations.spec_input import read_spec_file, resolved_spec
 from specbatch.schemas.errors import SpecError, UsageError
-from specbatch.schemas.openai_formats import COMPLETIONS, URLS
+from specbatch.schemas.openai_formats import COMPLETIONS, FORMATS, URLS
 from specbatch.schemas.policies import JUDGE, PATTERNS, PolicySpec
 from specbatch.schemas.spec import JobSpec
 
-FORMATS = {url: format for format, url in URLS.items()}  # by endpoint
 _NAME = re.compile(r"[\w.:+-][\w.:+/ -]{0,99}")
 EXAMPLE = (
     b'{"custom_id": "a", "method": "POST", "url": "/v1/completions", '

@@ -12,9 +12,9 @@ import orjson
 
 from specbatch.jobs.serve.collecting import as_served
 from specbatch.jobs.serve.errors import ApiError
-from specbatch.jobs.serve.models import FORMATS
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.outputs.openai import Lines
+from specbatch.schemas.openai_formats import FORMATS
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.records import JobRow
 from specbatch.schemas.serving import BatchRow

@@ -47,7 +47,7 @@ from specbatch.pipeline.stages.publish import with_unfinished_rows
 from specbatch.pipeline.stages.reviews import with_decisions
 from specbatch.pipeline.stages.text_stop import Decode
 from specbatch.pipeline.stages.whole_results import held_back
-from specbatch.pipeline.storage.objects import Objects, join
+from specbatch.pipeline.storage.objects import Objects, join, local_path
 from specbatch.pipeline.storage.prompts import in_order
 from specbatch.schemas.arrow import PICKED_OUTPUT
 from specbatch.schemas.errors import ObjectError, OutputError, UsageError
@@ -473,7 +473,7 @@ def input_identity(pick: Pick, objects: Objects) -> str:
     files, _ = find_files(pick.job.input, objects)
     said = hashlib.sha256()
     for file in sorted(files, key=attrgetter("uri")):
-        path = Path(file.uri.removeprefix("file://"))
+        path = local_path(file.uri)
         if path.is_file():
             with path.open("rb") as data:
                 known = hashlib.file_digest(data, "sha256").hexdigest()

@@ -109,14 +109,12 @@ def held_completions(
     waiting = {place: reviews.held[place] for place in reviews.pending}
     if not waiting or find_spec("pyarrow") is None or find_spec("transformers") is None:
         return {}
-    from specbatch.pipeline.engines.models.model_folder import inspect_model
-    from specbatch.pipeline.inputs.tokenizer import TextTokenizer
     from specbatch.pipeline.stages.whole_results import held_back
 
     try:
         spec = spec_of(job)
-        tokenizer = TextTokenizer.load(str(inspect_model(job.verifier).path))
-        return held_back(store, _objects(settings), job, spec, tokenizer.decode, waiting)
+        decode = _tokenizer_of(job.verifier).decode
+        return held_back(store, _objects(settings), job, spec, decode, waiting)
     except SpecbatchError as error:
         log.info("texts that are held back are out of reach: %s", error)
         return {}

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 
 import pytest
+from engine.conftest import BOTH_PATHS
 
 from support.servers import PrivateRedis, PrivateServer, ServerError
 from support.tiers import COLLECTED, FOLDERS, NEEDS, TIER_OF, TIERS, tier_of
@@ -76,3 +77,9 @@ def test_targets_of_make_run_every_tier_and_ci_all_but_the_long_one() -> None:
     assert {tier for target in ci for tier in run[target].split(",")} == set(TIERS) - {"long"}
     assert all(f"\n    make {target} " in (ROOT / "CONTRIBUTING.md").read_text() for target in run)
     assert all(f"\n    make {target} " in (ROOT / "README.md").read_text() for target in ci)
+
+
+def test_files_that_run_on_both_paths_of_the_engine_are_there() -> None:
+    """One that is renamed would lose its torch path."""
+    there = {path.stem for path in (ROOT / "tests" / "engine").glob("test_*.py")}
+    assert there >= BOTH_PATHS
