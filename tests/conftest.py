@@ -19,6 +19,7 @@ import pytest
 from hypothesis import settings
 
 from specbatch.schemas.masking import _log_filters
+from support.databases import share_compiled_statements
 from support.models import TinyPair, tiny_llama
 from support.rabbit import PrivateRabbit
 from support.servers import PrivatePostgres, PrivateRedis, PrivateS3, PrivateServer, ServerError
@@ -101,16 +102,32 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             told["left_out"] = len(others)
 
 
+_MANY_MODULES = 100
+_frozen_modules = 0
+
+
 def pytest_collection_finish() -> None:
-    """What collecting has made stays. Whole collections, of which each job has some, need not look
-    at it again: with torch and thousands of tests that is a second each."""
-    gc.collect()
-    gc.freeze()
+    share_compiled_statements()
+    _freeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """A test of the tier `unit` starts no server, by whatever way."""
     PrivateServer.may_start = item.stash[TIER_OF] != "unit"
+
+
+def pytest_runtest_logfinish() -> None:
+    if len(sys.modules) > _frozen_modules + _MANY_MODULES:
+        _freeze()
+
+
+def _freeze() -> None:
+    """What was collected and imported stays. Whole collections, of which each job has some, need
+    not look at it again: with torch and thousands of tests that is half a second each."""
+    global _frozen_modules
+    gc.collect()
+    gc.freeze()
+    _frozen_modules = len(sys.modules)
 
 
 class _Processes:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import random
@@ -187,6 +188,8 @@ def main(arguments: list[str]) -> int:
     names = {path.read_text().strip() for path in Path("/proc/self/task").glob("[0-9]*/comm")}
     threads = names - {Path("/proc/self/comm").read_text().strip(), _ALLOCATORS_THREAD}
     assert not threads, f"they do not come along to what is forked: {threads}"
+    gc.collect()
+    gc.freeze()  # so that a child's collections neither look at what was imported nor copy it
     line = socket.socket(fileno=int(arguments[0]))
     ended, ends = socket.socketpair()
     for end in (ended, ends):
