@@ -52,6 +52,9 @@ def serve(
     max_open_batches: Annotated[
         int, typer.Option("--max-open-batches", min=1, help="of a tenant at once")
     ] = 100,
+    rate: Annotated[
+        str, typer.Option("--rate", help="requests of an API key; `off` for no limit")
+    ] = "1200/minute",
 ) -> None:
     """Serve files and batches over HTTP as OpenAI does, to its own clients.
 
@@ -66,9 +69,11 @@ def serve(
     from specbatch.jobs.serve.file_store import FileStore
     from specbatch.jobs.serve.locks import only_one
     from specbatch.jobs.serve.models import load_models
+    from specbatch.jobs.serve.rates import Rates, rate_of
     from specbatch.pipeline.bootstrap import make_client, make_store
     from specbatch.pipeline.privacy.tenants import Privacy
 
+    most = rate_of(rate)
     served = load_models(models)
     settings = serving_settings(dir)
     embedded = is_embedded(settings)
@@ -104,6 +109,7 @@ def serve(
             privacy=privacy,
             most_file_bytes=max_file_mib << 20,
             most_open=max_open_batches,
+            rates=None if most is None else Rates(most),
         )
         _listen(service, reconciler, settings, embedded, host, port)
 

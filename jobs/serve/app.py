@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
@@ -28,6 +29,7 @@ from specbatch.jobs.serve.file_store import BATCH, FILE, FileStore, checked
 from specbatch.jobs.serve.keys import Caller, caller_of
 from specbatch.jobs.serve.models import ServedModel
 from specbatch.jobs.serve.partial import partial_lines
+from specbatch.jobs.serve.rates import Rates
 from specbatch.jobs.serve.reconciler import CANCELLED
 from specbatch.jobs.serve.uploads import Upload, limited, too_large
 from specbatch.pipeline.ledger.contract import Store
@@ -64,6 +66,7 @@ class Service:
     privacy: Privacy = NOBODY_PRIVATE
     most_file_bytes: int = 512 << 20
     most_open: int = 100
+    rates: Rates | None = None  # None: as many requests as come
     silence_sec: float = 60.0  # a client that uploads nothing for so long is given up
 
 
@@ -95,9 +98,22 @@ def _caller(service: Service, scope: Scope) -> Any:
         else:
             found = Caller("default")
         found.must(scope)
+        if service.rates is not None:
+            _in_rate(service.rates, found.key_id)
         return found
 
     return Depends(caller)
+
+
+def _in_rate(rates: Rates, key_id: str) -> None:
+    if wait := rates.wait_sec(key_id):
+        raise ApiError(
+            429,
+            f"this API key has sent {rates.rate.requests} requests in {rates.rate.seconds:g} s, "
+            "which is the most: wait as long as `Retry-After` says",
+            "rate_limit_exceeded",
+            retry_after=math.ceil(wait),
+        )
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -345,5 +361,7 @@ def _said(problem: Mapping[str, Any]) -> str:
 
 
 def _answer(error: ApiError) -> JSONResponse:
-    headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else None
+    headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
+    if error.retry_after is not None:
+        headers["Retry-After"] = str(error.retry_after)
     return JSONResponse(error.body, error.status, headers)

@@ -28,12 +28,18 @@ class ApiError(SpecbatchError):
     """A request is refused; the message is one sentence for its sender."""
 
     def __init__(
-        self, status: int, message: str, code: str | None = None, param: str | None = None
+        self,
+        status: int,
+        message: str,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after: int | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
         self.param = param
+        self.retry_after = retry_after  # in seconds
 
     @property
     def body(self) -> dict[str, Any]:

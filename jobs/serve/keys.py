@@ -27,6 +27,7 @@ class Caller:
 
     tenant: str
     scopes: frozenset[Scope] = EVERYTHING
+    key_id: str = ""  # without keys
 
     def must(self, scope: Scope) -> None:
         """Raises `ApiError` without the scope."""
@@ -61,7 +62,7 @@ def caller_of(store: Serving, authorization: str | None) -> Caller:
     key, now = found
     if (why := key.why_not(now)) is not None:  # said only to who has the secret
         raise _refused(why)
-    return Caller(key.tenant, key.scopes)
+    return Caller(key.tenant, key.scopes, key.key_id)
 
 
 def _refused(why: str) -> ApiError:
