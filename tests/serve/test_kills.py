@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,26 +28,27 @@ from support.workers import WAIT_SEC, wait_until
 
 pytestmark = pytest.mark.integration  # starts processes that import torch
 ROWS = 48
+MANY, KILLS, LONG_SEC = 50_000, 10, 1800.0
 URL: Any = "/v1/completions"  # the demo pair has no template for chats
 
 
-def request(name: str) -> dict[str, Any]:
-    body = {"model": "small", "prompt": f"def {name}(x):"}
+def request(name: str, **values: Any) -> dict[str, Any]:
+    body = {"model": "small", "prompt": f"def {name}(x):", **values}
     return {"custom_id": name, "method": "POST", "url": URL, "body": body}
 
 
 class Running:
     """The service in a folder, on one port through all of its starts."""
 
-    def __init__(self, home: Path) -> None:
-        self.home, self.port = home, free_port()
+    def __init__(self, home: Path, at_once: int) -> None:
+        self.home, self.port, self.at_once = home, free_port(), at_once
         model = {
             "verifier": str(demo.VERIFIER),
             "proposer": str(demo.DRAFT),
             "spec": {
                 "sampling": {"max_tokens": 48, "temperature": 0.8, "seed": 3},
                 "engine": {"dtype": "float32"},
-                "group_size": 4,
+                "group_size": at_once,
             },
         }
         (home / "models.yaml").write_text(yaml.safe_dump({"models": {"small": model}}))
@@ -62,7 +65,7 @@ class Running:
                 environment={
                     "SPECBATCH_SWEEP_INTERVAL_SEC": "0.3",
                     "SPECBATCH_LEASE_SEC": "3",
-                    "SPECBATCH_MAX_CONCURRENT_SEQUENCES": "4",  # so that groups end one by one
+                    "SPECBATCH_MAX_CONCURRENT_SEQUENCES": str(self.at_once),
                 },
                 cwd=self.home,
                 stdout=log,
@@ -93,11 +96,25 @@ class Running:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(WAIT_SEC)
 
+    def kill_runner(self) -> None:
+        pid = self.runner()
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        wait_until("another runner is there", lambda: self.runner() not in (None, pid))
+
+    def start_again(self) -> None:
+        self.process = self.start()
+        wait_until("the service answers again", self.answers)
+
 
 @pytest.fixture
-def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+def running(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Running]:
+    """Its parameter: how many rows are done at once, and in a group."""
     monkeypatch.chdir(tmp_path)
-    found = Running(tmp_path)
+    found = Running(tmp_path, request.param)
+    wait_until("the service answers", found.answers)
     try:
         yield found
     finally:
@@ -121,60 +138,91 @@ def uploads(running: Running) -> Path:
     return running.folder / "serve" / "uploads"
 
 
-def new_batch(client: openai.OpenAI, key: str) -> Any:
-    file = client.files.create(
-        file=jsonl(*(request(f"r{i}") for i in range(ROWS))), purpose="batch"
-    )
+def new_batch(client: openai.OpenAI, key: str, requests: Sequence[dict[str, Any]]) -> Any:
+    file = client.files.create(file=jsonl(*requests), purpose="batch")
+    return of_file(client, key, file.id)
+
+
+def of_file(client: openai.OpenAI, key: str, file_id: str) -> Any:
     return client.batches.create(
-        input_file_id=file.id, endpoint=URL, completion_window="24h",
+        input_file_id=file_id, endpoint=URL, completion_window="24h",
         extra_headers={"Idempotency-Key": key},
     )  # fmt: skip
 
 
-def texts(client: openai.OpenAI, batch_id: str) -> dict[str, str]:
+def rows_done(client: openai.OpenAI, batch_id: str) -> int:
+    own = client.batches.retrieve(batch_id).to_dict().get("specbatch")
+    return int(own["rows_done"]) if own else 0  # type: ignore[index,call-overload]  # an object
+
+
+def has_done(client: openai.OpenAI, batch_id: str, rows: int) -> bool:
+    return rows_done(client, batch_id) >= rows or has_ended(client, batch_id)
+
+
+def has_ended(client: openai.OpenAI, batch_id: str) -> bool:
+    return client.batches.retrieve(batch_id).status in ("completed", "failed", "expired")
+
+
+def texts(client: openai.OpenAI, batch_id: str, rows: int = ROWS) -> dict[str, str]:
     """The text of each request of a completed batch; each is there once."""
     batch = client.batches.retrieve(batch_id)
     assert batch.status == "completed", batch
     assert batch.request_counts is not None
-    assert batch.request_counts.to_dict() == {"total": ROWS, "completed": ROWS, "failed": 0}
+    assert batch.request_counts.to_dict() == {"total": rows, "completed": rows, "failed": 0}
     assert batch.output_file_id is not None
     lines = [orjson.loads(one) for one in client.files.content(batch.output_file_id).iter_lines()]
     assert set(Counter(one["custom_id"] for one in lines).values()) == {1}
-    assert len(lines) == ROWS
+    assert len(lines) == rows
     return {one["custom_id"]: one["response"]["body"]["choices"][0]["text"] for one in lines}
 
 
+@pytest.mark.parametrize("running", [4], indirect=True)  # so that groups end one by one
 def test_whoever_is_killed_everything_goes_on(running: Running) -> None:
-    wait_until("the service answers", running.answers)
     client = running.client()
-    batch = new_batch(client, "night-1")
-
-    def done_rows() -> int:
-        own = client.batches.retrieve(batch.id).to_dict().get("specbatch")
-        return int(own["rows_done"]) if own else 0  # type: ignore[index,call-overload]  # an object
-
-    wait_until("some rows are done", done_rows)
-    runner = running.runner()
-    assert runner is not None
-    os.kill(runner, signal.SIGKILL)
-    before = done_rows()
+    requests = [request(f"r{i}") for i in range(ROWS)]
+    batch = new_batch(client, "night-1", requests)
+    wait_until("some rows are done", lambda: rows_done(client, batch.id))
+    running.kill_runner()
+    before = rows_done(client, batch.id)
     assert before > 0
     so_far = client.get(f"/batches/{batch.id}/results", cast_to=openai.types.FileContent)
     assert before <= len(so_far.splitlines()) <= ROWS
-    wait_until("another runner goes on", lambda: running.runner() not in (None, runner))
     files = client.files.list().data
     with half_an_upload(running):
         running.kill()
-    running.process = running.start()
-    wait_until("the service answers again", running.answers)
+    running.start_again()
     assert client.files.list().data[-len(files) :] == files
     assert list(uploads(running).iterdir()) == []
-    assert new_batch(client, "night-2").id != batch.id
-    second = client.batches.list().data[0]
-    again = client.batches.create(
-        input_file_id=batch.input_file_id, endpoint=URL, completion_window="24h",
-        extra_headers={"Idempotency-Key": "night-1"},
-    )  # fmt: skip
-    assert again.id == batch.id
-    wait_until("both end", lambda: client.batches.retrieve(second.id).status == "completed")
+    second = new_batch(client, "night-2", requests)
+    assert second.id != batch.id
+    assert of_file(client, "night-1", batch.input_file_id).id == batch.id
+    wait_until("both end", lambda: has_ended(client, second.id))
     assert texts(client, batch.id) == texts(client, second.id)  # as if nobody had been killed
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("running", [250], indirect=True)
+def test_fifty_thousand_requests_survive_ten_kills(running: Running) -> None:
+    """The service and its runner die in turns; then some of the requests are asked once more."""
+    client = running.client()
+    requests = [request(f"r{i}", max_tokens=2) for i in range(MANY)]
+    batch = new_batch(client, "night", requests)
+    of_it = client.files.list().data, batch.id
+    lots = random.Random(1)
+    for kill, rows in enumerate(sorted(lots.sample(range(1, MANY), KILLS))):
+        enough = partial(has_done, client, batch.id, rows)
+        wait_until(f"{rows} rows are done", enough, sec=LONG_SEC)
+        if kill % 2:
+            running.kill_runner()
+        else:
+            running.kill()
+            running.start_again()
+        assert (client.files.list().data, client.batches.list().data[0].id) == of_it
+    wait_until("it ends", lambda: has_ended(client, batch.id), sec=LONG_SEC)
+    found = texts(client, batch.id, MANY)
+    few = lots.sample(requests, 200)
+    undisturbed = new_batch(client, "again", few)
+    wait_until("few requests end", lambda: has_ended(client, undisturbed.id))
+    same = {name: found[name] for name in (one["custom_id"] for one in few)}
+    assert texts(client, undisturbed.id, 200) == same

@@ -128,9 +128,11 @@ def command(*arguments: str, environment: Mapping[str, str], cwd: Path) -> dict[
     return dict(json.loads(done.stdout.strip().splitlines()[-1]))
 
 
-def wait_until(what: str, condition: Any, workers: Sequence[WorkerProcess] = ()) -> Any:
+def wait_until(
+    what: str, condition: Any, workers: Sequence[WorkerProcess] = (), sec: float = WAIT_SEC
+) -> Any:
     """Look again and again until `condition()` is true; what it returned."""
-    deadline = time.monotonic() + WAIT_SEC
+    deadline = time.monotonic() + sec
     while time.monotonic() < deadline:
         if found := condition():
             return found
@@ -138,4 +140,4 @@ def wait_until(what: str, condition: Any, workers: Sequence[WorkerProcess] = ())
             assert one.process.poll() is None, f"a worker died: {one.text()[-2000:]}"
         time.sleep(POLL_SEC)
     logs = "".join(f"\n{one.log.name}:\n{one.text()[-3000:]}" for one in workers)
-    raise AssertionError(f"not within {WAIT_SEC:.0f} s: {what}{logs}")
+    raise AssertionError(f"not within {sec:.0f} s: {what}{logs}")
