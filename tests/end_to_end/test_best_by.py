@@ -24,7 +24,7 @@ from support.databases import migrated
 from support.packages import install
 from support.planted import PLANTED, Site, masked_logs, planted_in
 
-SEVERAL: dict[str, Any] = {"n": 3, "temperature": 0.9}
+SEVERAL: dict[str, Any] = {"n": 3, "temperature": 0.9, "max_tokens": 16}
 JUDGE = {"use": "judge", "prompt": "Is this a correct answer to {prompt}? {text}\nAnswer: "}
 MODULE = """
 import os, time
@@ -47,18 +47,28 @@ def of_text(given: PolicyInput, ways: dict = {}, mark: str = "") -> float:
 """
 
 
-@pytest.fixture
-def night(tmp_path: Path) -> Iterator[Night]:
-    night = Night(tmp_path / "night")
-    yield night
+@pytest.fixture(scope="module", autouse=True)
+def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """An installed package that offers scorer `of-text`."""
+    lines = {"specbatch.scorers": "of-text = our_scorers:of_text"}
+    with pytest.MonkeyPatch.context() as patch:
+        install(patch, tmp_path_factory.mktemp("site-packages"), "our_scorers", MODULE, lines)
+        yield
+
+
+@pytest.fixture(scope="module")
+def night(package: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Night]:  # noqa: ARG001 - it is installed first
+    """With a worker that does all jobs of this file's."""
+    night = Night(tmp_path_factory.mktemp("night"))
+    with night.worker(draft=None):
+        yield night
     night.store.close()
 
 
-@pytest.fixture(autouse=True)
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installed package that offers scorer `of-text`."""
-    lines = {"specbatch.scorers": "of-text = our_scorers:of_text"}
-    install(monkeypatch, tmp_path / "site-packages", "our_scorers", MODULE, lines)
+@pytest.fixture(scope="module")
+def plain(night: Night) -> Done:
+    """The likeliest of several."""
+    return night.run(sampling=SEVERAL, keep_best=1)
 
 
 def of_text(**options: Any) -> dict[str, Any]:
@@ -95,10 +105,8 @@ def sorted_by_sample(records: list[CompletionRecord]) -> list[CompletionRecord]:
     return sorted(records, key=lambda r: r.sample_index)
 
 
-def test_the_verifier_picks_and_its_time_is_the_row_s(night: Night) -> None:
-    with night.worker(draft=None):
-        plain = night.run(sampling=SEVERAL, keep_best=1)
-        done, again = (night.run(sampling=SEVERAL, keep_best=1, best_by=JUDGE) for _ in range(2))
+def test_the_verifier_picks_and_its_time_is_the_row_s(night: Night, plain: Done) -> None:
+    done, again = (night.run(sampling=SEVERAL, keep_best=1, best_by=JUDGE) for _ in range(2))
     assert done.outputs == plain.outputs, "which are published changes nothing else"
     assert scores(done.completions) == scores(again.completions), "a judge has the same bits"
     values = [record.score for record in done.completions]
@@ -124,8 +132,7 @@ def test_the_verifier_picks_and_its_time_is_the_row_s(night: Night) -> None:
 
 
 def test_a_package_s_scorer_picks_what_it_scores_highest(night: Night) -> None:
-    with night.worker(draft=None):
-        done = night.run(sampling=SEVERAL, keep_best=2, best_by=of_text())
+    done = night.run(sampling=SEVERAL, keep_best=2, best_by=of_text())
     for record in done.completions:
         assert record.score == expected(record.text)
     rows = [(r["row_index"], r["sample_index"]) for r in published(done)]
@@ -137,11 +144,10 @@ def test_what_fails_has_no_score_and_ranks_by_its_log_probability(
     night: Night, caplog: Any
 ) -> None:
     two = SEVERAL | {"n": 2}  # so that never three in a row fail
-    with night.worker(draft=None):
-        plain = night.run(sampling=two, keep_best=1)
-        ids = list(dict.fromkeys(record.row_id for record in plain.completions))
-        ways = dict(zip(ids[::2], ["raise", "nan", "nonsense", "die"], strict=True))
-        done = night.run(sampling=two, keep_best=1, best_by=of_text(ways=ways))
+    plain = night.run(sampling=two, keep_best=1)
+    ids = list(dict.fromkeys(record.row_id for record in plain.completions))
+    ways = dict(zip(ids[::2], ["raise", "nan", "nonsense", "die"], strict=True))
+    done = night.run(sampling=two, keep_best=1, best_by=of_text(ways=ways))
     by_likelihood = {row["id"]: row for row in published(plain)}
     for row in published(done):
         if row["id"] in ways:
@@ -155,21 +161,21 @@ def test_what_fails_has_no_score_and_ranks_by_its_log_probability(
     assert done.job.report["unscored"] == 2.0 * len(ways)
 
 
-def test_a_scorer_that_only_hangs_is_not_asked_for_every_completion(night: Night) -> None:
-    with night.worker(draft=None):
-        plain = night.run(sampling=SEVERAL, keep_best=1)
-        ways = dict.fromkeys([record.row_id for record in plain.completions], "hang")
-        slow = of_text(ways=ways) | {"timeout_sec": 0.2}
-        done = night.run(sampling=SEVERAL, keep_best=1, best_by=slow)
+def test_a_scorer_that_only_hangs_is_not_asked_for_every_completion(
+    night: Night, plain: Done
+) -> None:
+    ways = dict.fromkeys([record.row_id for record in plain.completions], "hang")
+    slow = of_text(ways=ways) | {"timeout_sec": 0.2}
+    done = night.run(sampling=SEVERAL, keep_best=1, best_by=slow)
     same = [(row["row_index"], row["sample_index"]) for row in published(plain)]
     assert [(row["row_index"], row["sample_index"]) for row in published(done)] == same
     assert {row["score"] for row in published(done)} == {None}
 
 
 def test_a_scorer_that_is_not_installed_fails_its_groups_by_name(night: Night) -> None:
-    with night.worker(draft=None), pytest.raises(AssertionError, match="no row could be"):
-        night.run(sampling=SEVERAL, keep_best=1, best_by={"use": "nobody-s"})
-    (job,) = night.store.list_jobs()
+    with pytest.raises(AssertionError, match="no row could be"):
+        night.run(name="unscored", sampling=SEVERAL, keep_best=1, best_by={"use": "nobody-s"})
+    (job,) = (job for job in night.store.list_jobs() if job.name == "unscored")
     (_, _, _, error) = next(iter(night.store.failed_groups(job.job_id)))
     assert "no installed package offers scorer `nobody-s`" in str(error)
     assert "of-text" in str(error)
@@ -181,12 +187,11 @@ def test_a_text_is_scored_as_it_would_be_published_and_not_if_it_is_kept_back(
 ) -> None:
     marks = of_text(mark="[vowels]")
     of = {"use": "patterns", "verdict": "redact", "patterns": {"vowels": "[aeiou]+"}}
-    with night.worker(draft=None):
-        redacted = night.run(sampling=SEVERAL, keep_best=1, best_by=marks, more={"policies": [of]})
-        blocked = night.run(
-            sampling=SEVERAL, keep_best=1, best_by=marks,
-            more={"policies": [{"use": "patterns", "patterns": {"rare": "[bv]"}}]},
-        )  # fmt: skip
+    redacted = night.run(sampling=SEVERAL, keep_best=1, best_by=marks, more={"policies": [of]})
+    blocked = night.run(
+        sampling=SEVERAL, keep_best=1, best_by=marks,
+        more={"policies": [{"use": "patterns", "patterns": {"rare": "[bv]"}}]},
+    )  # fmt: skip
     for record in redacted.completions:
         assert record.score == record.text.count("[vowels]")
     assert max(record.score or 0 for record in redacted.completions) > 1
@@ -199,12 +204,10 @@ def test_a_text_is_scored_as_it_would_be_published_and_not_if_it_is_kept_back(
 def test_only_rows_with_more_completions_than_are_kept_are_scored(night: Night) -> None:
     prompts = pq.read_table(night.folder / "prompts.parquet")
     own = [f'{{"n": {1 + row % 3}}}' for row in range(ROWS)]
-    pq.write_table(prompts.append_column("own", [own]), night.folder / "prompts.parquet")
-    inputs = {"uri": str(night.folder / "prompts.parquet"), "sampling_column": "own"}
-    with night.worker(draft=None):
-        done = night.run(
-            sampling={"temperature": 0.9}, keep_best=2, best_by=of_text(), more={"input": inputs}
-        )
+    pq.write_table(prompts.append_column("own", [own]), night.folder / "own.parquet")
+    inputs = {"uri": str(night.folder / "own.parquet"), "sampling_column": "own"}
+    short = {"temperature": 0.9, "max_tokens": 16}
+    done = night.run(sampling=short, keep_best=2, best_by=of_text(), more={"input": inputs})
     assert {(r.row_index % 3, r.score is None) for r in done.completions} == {
         (0, True),
         (1, True),
@@ -223,8 +226,7 @@ def test_what_a_retry_scores_is_the_same(night: Night, monkeypatch: pytest.Monke
         return write(records, *more)
 
     monkeypatch.setattr(verify, "write_results", dying)
-    with night.worker(draft=None):
-        done = night.run(sampling=SEVERAL, keep_best=1, best_by=JUDGE)
+    done = night.run(sampling=SEVERAL, keep_best=1, best_by=JUDGE)
     first, second = (sorted(scores(records)) for records in seen)
     assert first == second == scores(done.completions)
     assert all(score is not None for _, _, score in first)

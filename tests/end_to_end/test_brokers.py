@@ -24,8 +24,8 @@ from support.rabbit import PrivateRabbit
 from support.servers import PrivateRedis
 from support.workers import WorkerProcess, command, wait_until, worker
 
-ROWS, GROUPS = 40, 10
-ALL = ("all", "--verifier", str(demo.VERIFIER), "--concurrency", "2")
+ROWS, GROUPS = 16, 8
+OF_MODEL = ("--verifier", str(demo.VERIFIER), "--concurrency", "2")
 
 
 def spec_of(folder: Path) -> str:
@@ -34,7 +34,7 @@ def spec_of(folder: Path) -> str:
         "input": {"uri": "prompts.parquet"},
         "output": {"uri": "out"},
         "verifier": str(demo.VERIFIER),
-        "sampling": {"max_tokens": 100, "temperature": 0.8, "seed": 3, "ignore_eos": True},
+        "sampling": {"max_tokens": 64, "temperature": 0.8, "seed": 3, "ignore_eos": True},
         "group_size": ROWS // GROUPS,
     }
     (folder / "job.yaml").write_text(yaml.safe_dump(spec))
@@ -105,7 +105,7 @@ def survive(
     site.ingest()
     forget()
     restart()
-    with site.worker(*ALL) as one:
+    with site.worker("record"), site.worker("verify", *OF_MODEL) as one:
         wait_until(
             "a group is done",
             lambda: site.store.progress(site.job_id).groups_done,
@@ -176,7 +176,7 @@ def test_a_group_may_take_longer_than_rabbitmq_waits(undisturbed: Outcome, tmp_p
     with ImpatientRabbit() as rabbit, site_over(rabbit.create_vhost(), tmp_path) as site:
         site.submit()
         site.ingest()
-        with site.worker(*ALL) as one:
+        with site.worker("all", *OF_MODEL) as one:
             wait_until(
                 "a group is done",
                 lambda: site.store.progress(site.job_id).groups_done,
@@ -232,7 +232,7 @@ def test_a_worker_outlives_whatever_is_put_into_its_queue(
     redis_url: str, undisturbed: Outcome, tmp_path: Path
 ) -> None:
     client = redis.Redis.from_url(redis_url)
-    with site_over(redis_url, tmp_path) as site, site.worker(*ALL) as one:
+    with site_over(redis_url, tmp_path) as site, site.worker("all", *OF_MODEL) as one:
         wait_until("it listens", lambda: "ready" in one.text(), [one])
         for kind in KINDS:
             client.lpush("ingest", garbage(kind))

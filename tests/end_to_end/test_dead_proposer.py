@@ -27,7 +27,7 @@ from support.outcomes import Outcome, outcome
 from support.workers import WorkerProcess, command, wait_until, worker
 
 GROUPS = 4
-ROWS = 40
+ROWS = 16
 PATIENCE_SEC = 60.0
 
 
@@ -105,8 +105,8 @@ def spec_of(folder: Path) -> str:
         "output": {"uri": "out"},
         "verifier": str(demo.VERIFIER),
         "proposer": str(demo.DRAFT),
-        "sampling": {"max_tokens": 200, "temperature": 0.8, "seed": 3, "ignore_eos": True},
-        "speculation": {"pregenerate": True, "pregenerate_tokens": 200},
+        "sampling": {"max_tokens": 128, "temperature": 0.8, "seed": 3, "ignore_eos": True},
+        "speculation": {"pregenerate": True, "pregenerate_tokens": 128},
         "group_size": ROWS // GROUPS,
     }
     (folder / "job.yaml").write_text(yaml.safe_dump(spec))
@@ -125,8 +125,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
 
 
 class Site:
-    """A job over Redis, with short leases. Only the worker that does all but draft loses patience
-    soon: nothing is skipped before it is there."""
+    """A job over Redis, with short leases. Only the worker that verifies loses patience soon:
+    nothing is skipped before it is there."""
 
     def __init__(self, redis_url: str, home: Path) -> None:
         self.home = home
@@ -145,7 +145,7 @@ class Site:
 
     @contextmanager
     def worker(self, *arguments: str) -> Iterator[WorkerProcess]:
-        patience = {"SPECBATCH_PROPOSE_PATIENCE_SEC": "2" if arguments == ELSE else "600"}
+        patience = {"SPECBATCH_PROPOSE_PATIENCE_SEC": "2" if arguments == VERIFY else "600"}
         with worker(*arguments, environment=self.environment | patience, cwd=self.home) as process:
             yield process
 
@@ -180,7 +180,7 @@ class Site:
         ]
 
 
-ELSE = ("all", "--verifier", str(demo.VERIFIER))
+VERIFY = ("verify", "--verifier", str(demo.VERIFIER))
 PROPOSE = ("propose", "--proposer", str(demo.DRAFT), "--concurrency", "1")
 
 
@@ -194,8 +194,8 @@ def site(redis_url: str, tmp_path: Path) -> Iterator[Site]:
 def test_a_proposer_that_was_never_started_holds_nothing_up(
     site: Site, undisturbed: Outcome
 ) -> None:
-    with site.worker(*ELSE) as others:
-        site.finish(others)
+    with site.worker("ingest"), site.worker("record"), site.worker(*VERIFY) as verifier:
+        site.finish(verifier)
     assert outcome(site.store, site.job_id) == undisturbed
     assert sum(count_of(reason) for reason in site.skipped()) == GROUPS
     assert all("no propose worker claimed" in reason for reason in site.skipped())
@@ -213,8 +213,8 @@ def test_a_proposer_that_ends_in_the_middle_holds_nothing_up(
         )
         with site.nobody_writes():
             end(proposer)
-        with site.worker(*ELSE) as others:
-            site.finish(others)
+        with site.worker("record"), site.worker(*VERIFY) as verifier:
+            site.finish(verifier)
             assert outcome(site.store, site.job_id) == undisturbed
             undrafted = sum(not has_drafts for has_drafts, _ in site.groups())
             assert 0 < undrafted < GROUPS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import mode
 
 import pytest
 import torch
@@ -15,32 +16,51 @@ from support.models import tiny_llama
 
 EOS = 0  # of the demo's tokenizer
 GREEDY = SamplingParams(max_tokens=48)
-SAMPLED = SamplingParams(max_tokens=32, temperature=0.8, top_p=0.95)
+SAMPLED = SamplingParams(max_tokens=16, temperature=0.8, top_p=0.95)
 
 
 @pytest.fixture(scope="module")
-def generated() -> list[tuple[int, ...]]:
-    """What transformers itself writes. Prompts of one length go together: nothing is padded."""
-    model = AutoModelForCausalLM.from_pretrained(demo.VERIFIER, dtype=torch.float32).eval()
-    prompts = demo.prompt_ids()
-    written: dict[int, tuple[int, ...]] = {}
-    for length in {len(prompt) for prompt in prompts}:
-        alike = [i for i, prompt in enumerate(prompts) if len(prompt) == length]
-        written |= zip(alike, _generate(model, [prompts[i] for i in alike]), strict=True)
-    return [written[i] for i in range(len(prompts))]
+def transformers_own() -> torch.nn.Module:
+    return AutoModelForCausalLM.from_pretrained(demo.VERIFIER, dtype=torch.float32).eval()
 
 
-@pytest.mark.parametrize(
-    "native", [True, pytest.param(False, marks=pytest.mark.long)], ids=["native", "torch"]
-)
-def test_greedy_outputs_equal_generate_in_float32_on_every_demo_prompt(
-    generated: list[tuple[int, ...]], native: bool
-) -> None:
+def greedy(native: bool) -> tuple[list[list[int]], list[tuple[int, ...]]]:
+    """All demo prompts, and what we write after each."""
     prompts = demo.prompt_ids()
     assert len(prompts) == 256
     engine = make_engine(demo.VERIFIER, demo.DRAFT, native=native)
-    ours = [c.token_ids for c in complete(engine, prompts, GREEDY, depth=4)]
-    assert ours == generated
+    return prompts, [c.token_ids for c in complete(engine, prompts, GREEDY, depth=4)]
+
+
+def test_greedy_outputs_are_the_likeliest_tokens_in_float32_on_every_demo_prompt(
+    transformers_own: torch.nn.Module,
+) -> None:
+    """Each token after those before it, by transformers: what `generate` writes. It writes the
+    outputs of one length of prompts here, and all of them in the tier `long`."""
+    prompts, ours = greedy(native=True)
+    for start in range(0, len(prompts), 64):
+        some = slice(start, start + 64)
+        assert _likeliest(transformers_own, prompts[some], ours[some]) == ours[some]
+    for output in ours:
+        assert EOS not in output[:-1]
+        assert output[-1] == EOS or len(output) == GREEDY.max_tokens
+    usual = mode(map(len, prompts))
+    alike = [i for i, prompt in enumerate(prompts) if len(prompt) == usual]
+    generated = _generate(transformers_own, [prompts[i] for i in alike])
+    assert [ours[i] for i in alike] == generated
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("native", [True, False], ids=["native", "torch"])
+def test_greedy_outputs_equal_generate_in_float32_on_every_demo_prompt(
+    transformers_own: torch.nn.Module, native: bool
+) -> None:
+    """Prompts of one length go together: nothing is padded."""
+    prompts, ours = greedy(native)
+    for length in {len(prompt) for prompt in prompts}:
+        alike = [i for i, prompt in enumerate(prompts) if len(prompt) == length]
+        generated = _generate(transformers_own, [prompts[i] for i in alike])
+        assert [ours[i] for i in alike] == generated
 
 
 # What tests/engine/test_bitwise_suite.py has in every combination, on a small model.
@@ -87,6 +107,20 @@ def test_sampled_outputs_do_not_depend_on_depth_batch_or_proposer(
     assert decided(done) == expected[:count]
     if proposer == "demo" and depth:
         assert sum(c.accepted for c in done) > 0, "the drafts must have been used"
+
+
+@torch.inference_mode()
+def _likeliest(
+    model: torch.nn.Module, prompts: list[list[int]], outputs: list[tuple[int, ...]]
+) -> list[tuple[int, ...]]:
+    """The likeliest token at each place of the outputs, after the prompt and the output so far."""
+    rows = [torch.tensor([*p, *o]) for p, o in zip(prompts, outputs, strict=True)]
+    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)  # behind what is looked at
+    best = model(padded, use_cache=False).logits.argmax(-1).tolist()
+    return [
+        tuple(places[len(prompt) - 1 :][: len(output)])
+        for places, prompt, output in zip(best, prompts, outputs, strict=True)
+    ]
 
 
 @torch.inference_mode()

@@ -13,10 +13,9 @@ import pytest
 
 from specbatch.pipeline.bootstrap import make_client, make_store
 from specbatch.pipeline.outputs.outputs import read_output
+from specbatch.pipeline.runtime import outage
 from specbatch.pipeline.storage.objects import LocalObjects
-from specbatch.schemas.records import (
-    JobState,
-)
+from specbatch.schemas.records import JobState
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import load_spec
 from specbatch.workers.app import make_enqueue
@@ -62,6 +61,7 @@ def test_a_job_whose_disk_refuses_waits_and_resumes_by_itself(
     )
     migrated(tmp_path / "workspace" / "specbatch.db")
     store = make_store(conf)
+    monkeypatch.setattr(outage, "FIRST_SEC", 0.05)  # until the first retry; later waits double
     temporary, refused = LocalObjects._temporary, []
 
     def refuse(self: LocalObjects, path: Path, source: Any) -> Any:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
-import pytest
+import pyarrow.parquet as pq
 from sqlalchemy import create_engine, text
 
 from specbatch.pipeline.outputs.outputs import read_output
-from support import demo, forks
-from support.workers import worker
+from support import forks
+from support.models import tiny_llama
+from support.workers import WAIT_SEC, worker
 
-WAIT_SEC = 240
-MODELS = ("--verifier", str(demo.VERIFIER), "--proposer", "none")
+ROWS, GROUPS = 16, 4
 JOB = (
-    *("submit-job", "--input", str(demo.PROMPTS), *MODELS, "--group-size", "64"),
+    *("submit-job", "--input", "prompts.parquet", "--group-size", str(ROWS // GROUPS)),
     *("--max-tokens", "24", "--temperature", "0.8", "--seed", "7", "--idempotency-key", "k"),
 )
 MESSAGE = "engine step failed: CUDA error: some words"
@@ -50,59 +48,65 @@ def specbatch(*arguments: str, environment: dict[str, str], cwd: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
+def undisturbed(models: tuple[str, ...], cwd: Path) -> pa.Table:
     """The job on a device that nothing happens to."""
-    home = tmp_path_factory.mktemp("plain")
-    plain = {"SPECBATCH_WORKSPACE": str(home / "workspace")}
-    specbatch(*JOB, "--output", "plain", "--local", environment=plain, cwd=home)
-    return read_output(str(home / "plain"))
+    plain = {"SPECBATCH_WORKSPACE": str(cwd / "plain-workspace")}
+    specbatch(*JOB, *models, "--output", "plain", "--local", environment=plain, cwd=cwd)
+    return read_output(str(cwd / "plain"))
 
 
-@pytest.mark.parametrize(
-    ("code", "attempts"), [(214, 0), (719, 1)], ids=["the-device-failed", "a-kernel-failed"]
-)
 def test_the_groups_of_a_lost_device_are_given_back_and_done_by_another_worker(
-    redis_url: str, tmp_path: Path, expected: pa.Table, code: int, attempts: int
+    redis_url: str, tmp_path: Path
 ) -> None:
+    """Twice: nothing that it held is at fault, and of a kernel that failed one group might be."""
+    prompts = pa.table({"prompt": [f"prompt number {row}" for row in range(ROWS)]})
+    pq.write_table(prompts, tmp_path / "prompts.parquet")
+    model = tiny_llama(tmp_path / "model", vocab_size=300, hidden=64, heads=2)  # for cpu.Decoder
+    models = ("--verifier", str(model), "--proposer", "none")
     environment = {
         "SPECBATCH_BROKER_URL": redis_url,
         "SPECBATCH_WORKSPACE": str(tmp_path / "workspace"),
         "SPECBATCH_SWEEP_INTERVAL_SEC": "0.5",
     }
-    specbatch(*JOB, "--output", "out", environment=environment, cwd=tmp_path)
+    job = (*JOB, *models, "--output", "out")
+    specbatch(*job, environment=environment, cwd=tmp_path)
 
-    lost = subprocess.run(
-        [sys.executable, "-c", LOSING.replace("CODE", str(code)), "worker", "all", *MODELS],
-        env=os.environ | environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=WAIT_SEC,
-    )
-    assert lost.returncode == 7, lost.stderr[-3000:]
-    assert lost.stderr.strip().endswith(f"error: {MESSAGE}")
-    groups = groups_of(tmp_path / "workspace" / "specbatch.db")
-    assert {(g["stage"], g["lease_until"]) for g in groups} == {("verify", 0.0)}
-    held = [g for g in groups if g["generation"] > 0]
-    assert held, "it held some of them"
-    assert {g["attempts"] for g in held} == {attempts}
-    assert {g["last_error"] for g in held} == {MESSAGE}
+    before = [0] * GROUPS
+    device, kernel = 214, 719  # CUDA's codes for what failed
+    for kind, code, attempts in (("all", device, 0), ("verify", kernel, 1)):
+        lost = forks.run(
+            *("-c", LOSING.replace("CODE", str(code)), "worker", kind, *models),
+            environment=environment,
+            cwd=tmp_path,
+            timeout=WAIT_SEC,
+        )
+        assert lost.returncode == 7, lost.stderr[-3000:]
+        assert lost.stderr.strip().endswith(f"error: {MESSAGE}")
+        groups = groups_of(tmp_path / "workspace" / "specbatch.db")
+        assert {(g["stage"], g["lease_until"]) for g in groups} == {("verify", 0.0)}
+        tokens = [g["generation"] for g in groups]
+        held = [g for g, old, new in zip(groups, before, tokens, strict=True) if new > old]
+        assert held, "it held some of them"
+        assert {g["attempts"] for g in held} == {attempts}
+        assert {g["last_error"] for g in held} == {MESSAGE}
+        before = tokens
 
-    with worker("all", *MODELS, environment=environment, cwd=tmp_path) as another:
-        specbatch(*JOB, "--output", "out", "--wait", environment=environment, cwd=tmp_path)
-        another.end()
-    got = read_output(str(tmp_path / "out"))
+    with (
+        worker("record", environment=environment, cwd=tmp_path),
+        worker("verify", *models, environment=environment, cwd=tmp_path),
+    ):
+        specbatch(*job, "--wait", environment=environment, cwd=tmp_path)
+    got, expected = read_output(str(tmp_path / "out")), undisturbed(models, tmp_path)
     for column in ("id", "token_ids", "text", "finish_reason", "seed"):
         assert got[column].to_pylist() == expected[column].to_pylist()
 
 
-def groups_of(database: Path) -> list[dict[str, object]]:
+def groups_of(database: Path) -> list[dict[str, Any]]:
     """The store's own rows."""
     engine = create_engine(f"sqlite:///{database}")
     with engine.connect() as connection:
         rows = connection.execute(text("SELECT * FROM groups ORDER BY group_index")).mappings()
         found = [dict(row) for row in rows]
     engine.dispose()
-    assert len(found) == 4
+    assert len(found) == GROUPS
     return found

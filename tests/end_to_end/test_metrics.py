@@ -1,4 +1,4 @@
-"""A busy demo, scraped: two workers of two processes each, and a store to compare with."""
+"""A busy demo, scraped: two workers in three processes, and a store to compare with."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from ledger.builders import Clock
 
 from specbatch.jobs.schedules.attempt import Attempt, carry_out
 from specbatch.pipeline.bootstrap import make_client, make_store
@@ -32,13 +33,14 @@ from support.servers import PrivateRedis, free_port
 from support.workers import wait_until, worker
 
 TAGS = ("news", "law", None)
-ROWS = 24
+ROWS = 12
 TOO_LONG = {"type": "regex", "regex": "[a-z]{200}"}  # for any output of this job
 WORDS = {"use": "patterns", "patterns": {"word": "^[a-z]+$"}, "verdict": "redact"}
 REJECTED = 1
-WORKERS = 2
 OF_STORE = {metric.name for metric in METRICS if metric.scope is Scope.STORE}
-ALL = ("all", "--verifier", str(demo.VERIFIER), "--proposer", str(demo.DRAFT))
+MODELS = ("--verifier", str(demo.VERIFIER), "--proposer", str(demo.DRAFT))
+WORKERS = ("all", "verify")
+PROCESSES = 3  # the first worker has a second one
 
 
 @dataclass(frozen=True)
@@ -98,9 +100,9 @@ def submit(settings: Settings, store: Store, folder: Path, name: str, temperatur
             "output": {"uri": str(folder / name)},
             "verifier": str(demo.VERIFIER),
             "proposer": str(demo.DRAFT),
-            "sampling": {"max_tokens": 32, "temperature": temperature, "n": 2, "seed": 3},
+            "sampling": {"max_tokens": 24, "temperature": temperature, "n": 2, "seed": 3},
             "speculation": {"pregenerate": name == "warm"},
-            "group_size": 4,
+            "group_size": 2,
             "policies": [WORDS],
             "deadline_sec": 24 * 3600,
         }
@@ -111,13 +113,15 @@ def submit(settings: Settings, store: Store, folder: Path, name: str, temperatur
 
 def learn_of_nights(url: str) -> None:
     """Nights of a job before this one, whose acceptance falls by 1 % each."""
+    clock = Clock()
+    clock.now = time.time() - 60 * 86_400.0
+    store = SqlStore(url, clock=clock)
     for night in range(60):
-        at = time.time() - (60 - night) * 86_400.0
         agreed = 7_000.0 * 0.99 ** max(0, night - 38)
-        store = SqlStore(url, clock=lambda at=at: at)
         counts = [AcceptanceCount("ngram", None, agreed, 10_000.0)]
         store.learn_acceptance("default", "falling", counts)
-        store.close()
+        clock.advance(86_400.0)
+    store.close()
 
 
 def run_here(store: Store, settings: Settings, kind: str) -> None:
@@ -133,15 +137,19 @@ def is_all(said: Processes, store: Store, jobs: list[JobRow]) -> bool:
     """Whether the figures of the store, which are read every few seconds, are the last ones."""
     tokens = sum(store.progress(job.job_id).completion_tokens for job in jobs)
     told = said.total("specbatch_emitted_tokens_total") >= tokens
-    told = told and len(said.scrapes) == 2 * WORKERS
-    return told and said.total("specbatch_workers") == WORKERS and not said.total("specbatch_jobs")
+    told = told and len(said.scrapes) == PROCESSES
+    return (
+        told
+        and said.total("specbatch_workers") == len(WORKERS)
+        and not said.total("specbatch_jobs")
+    )
 
 
 @pytest.fixture(scope="module")
 def busy(redis_server: PrivateRedis, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Busy]:
     home = tmp_path_factory.mktemp("busy")
     write_input(home)
-    ports = [free_port() for _ in range(WORKERS)]
+    ports = [free_port() for _ in WORKERS]
     environment = {
         "SPECBATCH_BROKER_URL": redis_server.url_of(redis_server.databases - 1),
         "SPECBATCH_WORKSPACE": str(home / "workspace"),
@@ -175,13 +183,13 @@ def busy(redis_server: PrivateRedis, tmp_path_factory: pytest.TempPathFactory) -
         workers = [
             stack.enter_context(
                 worker(
-                    *ALL,
+                    *(kind, *MODELS),
                     environment=environment | {"SPECBATCH_METRICS_PORT": str(port)},
                     cwd=home,
                     name=str(port),
                 )
             )
-            for port in ports
+            for kind, port in zip(WORKERS, ports, strict=True)
         ]
 
         def groups_done() -> int:
@@ -279,7 +287,7 @@ def test_work_through_the_stages_is_counted(busy: Busy) -> None:
         assert said.total("specbatch_compute_seconds_count", stage=stage) == groups
     assert said.total("specbatch_quarantined_rows_total") == REJECTED * len(busy.jobs)
     assert said.total("specbatch_sweeps_total") > 0
-    assert said.total("specbatch_workers") == WORKERS
+    assert said.total("specbatch_workers") == len(WORKERS)
     assert max(one.total("specbatch_groups") for one in busy.scrapes) > 0
     assert said.total("specbatch_store_up") == 1
     assert said.total("specbatch_jobs") == 0

@@ -12,21 +12,22 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from specbatch.pipeline.bootstrap import make_store
+from specbatch.pipeline.bootstrap import make_client, make_store
 from specbatch.pipeline.outputs.outputs import read_output
 from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.settings import Settings
+from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
 from support import demo
 from support.workers import WorkerProcess, command, wait_until, worker
 
-GROUPS, ROWS = 8, 16
+GROUPS = 6  # of one row each
 NATIVE = "exact/f32/1"
 LEASE_SEC = 3
 
 
 def write_spec(folder: Path) -> str:
     """A job that takes one worker a few seconds."""
-    pq.write_table(pq.read_table(demo.PROMPTS).slice(0, ROWS), folder / "prompts.parquet")
+    pq.write_table(pq.read_table(demo.PROMPTS).slice(0, GROUPS), folder / "prompts.parquet")
     spec = {
         "input": {"uri": "prompts.parquet"},
         "output": {"uri": "out"},
@@ -34,7 +35,7 @@ def write_spec(folder: Path) -> str:
         "sampling": {"max_tokens": 80, "temperature": 0.8, "seed": 3, "ignore_eos": True},
         "speculation": {"depth": "off"},
         "engine": {"dtype": "float32"},
-        "group_size": ROWS // GROUPS,
+        "group_size": 1,
     }
     (folder / "job.yaml").write_text(yaml.safe_dump(spec))
     return "job.yaml"
@@ -79,11 +80,15 @@ class Fleet:
         called = arguments if arguments[0] == "submit-job" else ("specbatch", *arguments)
         return command(*called, environment=self.environment, cwd=self.home)
 
+    def waits_for(self, job_id: str) -> str | None:
+        client = make_client(Settings(), lambda _: None, self.store)
+        return client.waits_for(job_id, LEASES_OF_SILENCE * LEASE_SEC)
+
     def classes_of_groups(self, job_id: str) -> dict[int, set[str | None]]:
         """Of what is recorded so far."""
         found = defaultdict[int, set[str | None]](set)
         for record in self.store.completions(job_id):
-            found[record.row_index // (ROWS // GROUPS)].add(record.numeric_class)
+            found[record.row_index].add(record.numeric_class)
         return found
 
 
@@ -115,7 +120,8 @@ def test_a_job_stays_in_one_class_until_it_is_moved(fleet: Fleet, tmp_path: Path
 
     expected = f"waits for a worker of numeric class {pinned}; alive: {classes[loser]}"
     left = [fleet.verifiers[loser], *fleet.others]
-    wait_until("it is missed", lambda: fleet.show(job_id)["waits_for"] == expected, left)
+    wait_until("it is missed", lambda: fleet.waits_for(job_id) == expected, left)
+    assert fleet.show(job_id)["waits_for"] == expected
     before = fleet.classes_of_groups(job_id)
     assert 2 <= len(before) < GROUPS, "it was killed in the middle"
     assert set.union(*before.values()) == {pinned}

@@ -44,11 +44,16 @@ def migrated(path: Path) -> str:
 
 def share_compiled_statements() -> None:
     """All databases of one kind use the same compiled statements, as the connections of one engine
-    do. Compiling them again for each test's own database takes a third of the store's tests."""
+    do. Compiling them again for each test's own database takes a third of the store's tests.
+
+    A compiled statement encrypts with the key of the store that it was compiled for, so only
+    stores with one key share it."""
     from sqlalchemy import Engine
     from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
     from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
     from sqlalchemy.util import LRUCache
+
+    from specbatch.schemas.text_columns import cipher_of
 
     class Compiled:
         """Every engine's cache; what an engine would keep for itself is dropped."""
@@ -62,8 +67,10 @@ def share_compiled_statements() -> None:
 
     dialects: tuple[Any, ...] = (SQLiteDialect_pysqlite, PGDialect_psycopg)
     for dialect in dialects:  # a part of the cache's keys
-        dialect.__hash__ = lambda dialect: hash(type(dialect))
-        dialect.__eq__ = lambda dialect, other: type(dialect) is type(other)
+        dialect.__hash__ = lambda dialect: hash((type(dialect), id(cipher_of(dialect))))
+        dialect.__eq__ = lambda dialect, other: (
+            type(dialect) is type(other) and cipher_of(dialect) is cipher_of(other)
+        )
     engine: Any = Engine
     engine._compiled_cache = Compiled()
 

@@ -24,6 +24,7 @@ SOME_KINDS = Path(__file__).with_name("some_kinds.py")
 WAIT_SEC = 240.0
 END_SEC = 120.0  # of a process that was asked to end, on a machine that is busy
 POLL_SEC = 0.02
+REST = 3  # times as long as a look took: looks take a quarter of a core at most
 
 
 @dataclass
@@ -133,11 +134,11 @@ def wait_until(
 ) -> Any:
     """Look again and again until `condition()` is true; what it returned."""
     deadline = time.monotonic() + sec
-    while time.monotonic() < deadline:
+    while (began := time.monotonic()) < deadline:
         if found := condition():
             return found
         for one in workers:
             assert one.process.poll() is None, f"a worker died: {one.text()[-2000:]}"
-        time.sleep(POLL_SEC)
+        time.sleep(max(POLL_SEC, REST * (time.monotonic() - began)))
     logs = "".join(f"\n{one.log.name}:\n{one.text()[-3000:]}" for one in workers)
     raise AssertionError(f"not within {sec:.0f} s: {what}{logs}")
