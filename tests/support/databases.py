@@ -63,9 +63,16 @@ def share_compiled_statements() -> None:
     dialects: tuple[Any, ...] = (SQLiteDialect_pysqlite, PGDialect_psycopg)
     for dialect in dialects:  # a part of the cache's keys
         dialect.__hash__ = lambda dialect: hash(type(dialect))
-        dialect.__eq__ = lambda dialect, other: type(dialect) is type(other)
+        dialect.__eq__ = _is_like
     engine: Any = Engine
     engine._compiled_cache = Compiled()
+
+
+def _is_like(dialect: Any, other: Any) -> bool:
+    """A compiled statement keeps its dialect, and with it the key of the store it was made for."""
+    from specbatch.schemas.text_columns import cipher_of
+
+    return type(dialect) is type(other) and cipher_of(dialect) is cipher_of(other)
 
 
 @cache
