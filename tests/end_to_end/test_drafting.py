@@ -168,7 +168,7 @@ class Night:
             }
         )
         job, _ = self._client.submit(spec)
-        *_, last = self._client.follow(job.job_id, every_sec=0.02, timeout_sec=WAIT_SEC)
+        *_, last = self._client.follow(job.job_id, every_sec=0.1, timeout_sec=WAIT_SEC)
         job = self.store.get_job(job.job_id)
         assert ends in (None, last.state), job.error
         return Done(self.store, job)
@@ -177,7 +177,7 @@ class Night:
         """Decide on completions that are held back; the job when it is published again."""
         assert self._client is not None, "only inside `worker`"
         self._client.review(done.job.job_id, decided)
-        *_, _last = self._client.follow(done.job.job_id, every_sec=0.02, timeout_sec=WAIT_SEC)
+        *_, _last = self._client.follow(done.job.job_id, every_sec=0.1, timeout_sec=WAIT_SEC)
         return self.store.get_job(done.job.job_id)
 
     def write(self, statement: str, **values: Any) -> None:
