@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
-import subprocess
-import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -25,11 +22,12 @@ from api.conftest import LIBRARIES, columns_of, frame_of, settings_of
 import specbatch
 from specbatch.jobs.running import here
 from specbatch.pipeline.bootstrap import make_store
+from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.outputs.outputs import read_output
 from specbatch.schemas.records import JobRow, JobState
-from support import demo
+from support import demo, forks
 from support.models import TinyPair
-from support.workers import BIN, WAIT_SEC, wait_until
+from support.workers import WAIT_SEC, wait_until
 
 pytestmark = pytest.mark.pipeline  # runs models
 
@@ -108,36 +106,35 @@ def no_warning() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
 def test_a_frame_comes_back_with_the_texts_that_the_command_writes(
-    folder: Path, job: Options, library: str
+    folder: Path, job: Options
 ) -> None:
     columns = {"prompt": PROMPTS, "label": list(range(12, 0, -1))}
-    with no_warning():
-        done = specbatch.run(frame_of(library, columns), **job)
-    assert type(done) is type(frame_of(library, columns))
-    found = columns_of(done)
-    assert {name: found[name] for name in columns} == columns
-
     pq.write_table(pa.table(columns), folder / "prompts.parquet")
     with no_warning():
         path = specbatch.run("prompts.parquet", output="out", **job)
     assert path == str(folder / "out" / "data")
     written = read_output(str(folder / "out")).to_pydict()
-    for name in ("text", "token_ids", "finish_reason", "prompt_tokens", "seed", "sample_index"):
-        assert found[name] == written[name], name
-    assert files_of_frames(folder) == []
+    for library in LIBRARIES:
+        with no_warning():
+            done = specbatch.run(frame_of(library, columns), **job)
+        assert type(done) is type(frame_of(library, columns))
+        found = columns_of(done)
+        assert {name: found[name] for name in columns} == columns, library
+        for name in ("text", "token_ids", "finish_reason", "prompt_tokens", "seed", "sample_index"):
+            assert found[name] == written[name], (library, name)
+        assert files_of_frames(folder) == [], library
 
 
 def test_the_demo_pair_completes_a_frame_of_pandas_as_it_completes_its_file(folder: Path) -> None:
-    assert folder.is_dir()
-    prompts = pd.read_parquet(demo.PROMPTS).head(24).set_index("id")
+    pq.write_table(pq.read_table(demo.PROMPTS).slice(0, 48), folder / "prompts.parquet")
+    prompts = pd.read_parquet("prompts.parquet").head(24).set_index("id")
     shuffled = prompts.sample(frac=1.0, random_state=3)
     options: Options = {"model": demo.VERIFIER, "draft_model": demo.DRAFT, "max_tokens": 16}
     done = specbatch.run(shuffled, **options)
     assert done.index.equals(shuffled.index)
     assert done["prompt"].equals(shuffled["prompt"])
-    whole = specbatch.run(demo.PROMPTS, output="out", budget_usd=None, **options)
+    whole = specbatch.run("prompts.parquet", output="out", budget_usd=None, **options)
     texts = pd.read_parquet(whole).set_index("id")["text"]
     assert done["text"].to_dict() == texts.loc[shuffled.index].to_dict()
     assert done["error"].isna().all()
@@ -188,9 +185,14 @@ def test_with_an_output_a_frame_s_columns_go_there_too(folder: Path, job: Option
         specbatch.run(frame.head(3), output="out", **job)
 
 
-def test_the_same_call_makes_a_new_job_once_the_first_has_ended(folder: Path, job: Options) -> None:
+def test_the_same_call_makes_a_new_job_once_the_first_has_ended_with_its_threads(
+    folder: Path, job: Options
+) -> None:
     frame = pd.DataFrame({"prompt": PROMPTS})
-    first, second = specbatch.run(frame, **job), specbatch.run(frame, **job)
+    first = specbatch.run(frame, **job)
+    before = {thread.name for thread in threading.enumerate()}
+    second = specbatch.run(frame, **job)
+    assert {thread.name for thread in threading.enumerate()} <= before
     assert first["text"].equals(second["text"])
     assert len(jobs_in(folder)) == 2
     keyed = {**job, "idempotency_key": "k"}
@@ -205,7 +207,9 @@ def test_a_timeout_stops_the_job_and_the_same_call_resumes_it(folder: Path, job:
     frame = pd.DataFrame({"prompt": PROMPTS})
     with pytest.raises(specbatch.WaitTimeoutError, match="make the same call again"):
         specbatch.run(frame, timeout=0, **job)
-    assert files_of_frames(folder) == ["prompts.parquet"]
+    (file,) = (folder / "specbatch-data" / "frames").rglob("prompts.parquet")
+    modes = [path.stat().st_mode & 0o077 for path in (file, file.parent)]
+    assert modes == [0, 0], "they are for this user alone"
     (left,) = jobs_in(folder)
     assert specbatch.run(frame, **job)["text"].notna().all()
     (job_row,) = jobs_in(folder)
@@ -233,64 +237,57 @@ print(done["text"].notna().sum(), "texts of", len(done))
 def test_ctrl_c_leaves_a_job_that_the_same_script_resumes(
     folder: Path, tiny_pair: TinyPair, output: list[str]
 ) -> None:
-    (folder / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "script.py", str(tiny_pair.verifier), *output]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}  # of both: it belongs to the numeric class
-    with subprocess.Popen(
-        command, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
-    ) as running:
-        wait_until("a group is planned", lambda: planned(folder) or running.poll() is not None)
+    command = ["-c", SCRIPT, str(tiny_pair.verifier), *output]
+    env = {"OMP_NUM_THREADS": "1"}  # of both: it belongs to the numeric class
+    with (
+        (folder / "log").open("w+b") as log,
+        closing(make_store(settings_of(folder))) as store,
+    ):
+        running = forks.fork(*command, environment=env, cwd=folder, stdout=log, stderr=log)
+        wait_until("a group is planned", lambda: planned(store) or running.poll() is not None)
         running.send_signal(signal.SIGINT)
-        out, err = running.communicate(timeout=WAIT_SEC)
-    assert running.returncode != 0, out
-    assert "stopping after the current step" in err
-    told = err.strip().splitlines()[-1]
+        code = running.wait(WAIT_SEC)
+    said = (folder / "log").read_text()
+    assert code != 0, said
+    assert "stopping after the current step" in said
+    told = said.strip().splitlines()[-1]
     (left,) = jobs_in(folder)
     assert told.startswith("specbatch.schemas.errors.JobInterrupted: ")
     assert f"job {left.job_id} stopped" in told
     assert told.endswith("To resume it: make the same call again")
-    again = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=WAIT_SEC, env=env, check=False
-    )
+    again = forks.run(*command, environment=env, cwd=folder, timeout=WAIT_SEC)
     assert again.stdout.strip().endswith("24 texts of 24"), again.stderr
     assert f"job {left.job_id} was begun by the same call: it resumes here" in again.stderr
     assert "24/24 prompts" in again.stderr
     assert [row.job_id for row in jobs_in(folder)] == [left.job_id]
 
 
-def planned(folder: Path) -> bool:
-    with closing(make_store(settings_of(folder))) as store:
-        return any(store.progress(row.job_id).groups_total for row in store.list_jobs())
+def planned(store: Store) -> bool:
+    return any(store.progress(row.job_id).groups_total for row in store.list_jobs())
 
 
 def test_rows_that_a_budget_left_undone_say_so(folder: Path, job: Options) -> None:
     assert folder.is_dir()
-    frame = pa.table({"prompt": PROMPTS * 8})
+    frame = pa.table({"prompt": PROMPTS * 4})
     options = {**job, "max_tokens": 64, "ignore_eos": True, "group_size": 2}
     with pytest.warns(specbatch.RowsFailedWarning, match=r"was stopped \(.*specbatch retry"):
         done = specbatch.run(frame, budget_usd=1e-9, **options)
-    assert done.column("prompt").to_pylist() == PROMPTS * 8
+    assert done.column("prompt").to_pylist() == PROMPTS * 4
     rows = zip(*(done.column(name).to_pylist() for name in ("finish_reason", "error")), strict=True)
     undone = [error for reason, error in rows if reason == "cancelled"]
     assert undone
     assert all("budget" in error for error in undone)
 
 
-def test_nothing_is_sent_to_a_broker(
-    folder: Path, job: Options, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert folder.is_dir()
-    monkeypatch.setenv("SPECBATCH_BROKER_URL", "redis://127.0.0.1:9/0")
-    assert specbatch.run(pd.DataFrame({"prompt": ["a"]}), **job)["text"].notna().all()
-
-
-def test_settings_of_a_call_win_over_the_environment_s(
+def test_settings_of_a_call_win_over_the_environment_s_and_no_broker_is_asked(
     tmp_path: Path, job: Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SPECBATCH_WORKSPACE", str(tmp_path / "no"))
+    monkeypatch.setenv("SPECBATCH_BROKER_URL", "redis://127.0.0.1:9/0")
     settings = {"workspace": str(tmp_path / "yes")}
-    specbatch.run(pd.DataFrame({"prompt": ["a"]}), settings=settings, **job)
+    done = specbatch.run(pd.DataFrame({"prompt": ["a"]}), settings=settings, **job)
+    assert done["text"].notna().all()
     assert [path.name for path in tmp_path.iterdir()] == ["yes"]
 
 
@@ -304,13 +301,6 @@ def test_a_spec_file_says_what_options_do_not(folder: Path, job: Options) -> Non
     assert done.column("completion_tokens").to_pylist() == [5, 5, 5]
     assert not any(97 in ids for ids in done.column("token_ids").to_pylist())
     assert not (folder / "none").exists()
-
-
-def test_a_frame_s_files_are_for_this_user_alone(folder: Path, job: Options) -> None:
-    with pytest.raises(specbatch.WaitTimeoutError):
-        specbatch.run(pd.DataFrame({"prompt": ["a"]}), timeout=0, **job)
-    (file,) = (folder / "specbatch-data" / "frames").rglob("prompts.parquet")
-    assert [path.stat().st_mode & 0o077 for path in (file, file.parent)] == [0, 0]
 
 
 # --- with an event loop -----------------------------------------------------------------------
@@ -373,14 +363,6 @@ def test_a_cancelled_task_stops_the_job_and_the_same_call_resumes_it(
     assert [row.job_id for row in jobs_in(folder)] == [left.job_id]
 
 
-def test_the_threads_of_a_job_end_with_it(folder: Path, job: Options) -> None:
-    assert folder.is_dir()
-    specbatch.run(pd.DataFrame({"prompt": ["a"]}), **job)
-    before = {thread.name for thread in threading.enumerate()}
-    specbatch.run(pd.DataFrame({"prompt": ["b"]}), **job)
-    assert {thread.name for thread in threading.enumerate()} <= before
-
-
 @pytest.mark.usefixtures("folder")
 def test_a_template_makes_the_prompts_of_a_frame(job: Options) -> None:
     frame = pd.DataFrame({"name": ["area", None], "arguments": ["width, height", "x"]})
@@ -409,6 +391,7 @@ def test_purge_deletes_the_file_that_was_made_of_a_frame(folder: Path, job: Opti
         specbatch.run(pd.DataFrame({"prompt": ["a", None]}), **job)
     assert files_of_frames(folder) == ["prompts.parquet"]  # `retry` may need it
     (row,) = jobs_in(folder)
-    command = [str(BIN / "specbatch"), "purge", "--job", row.job_id]
-    subprocess.run(command, cwd=folder, check=True, timeout=WAIT_SEC)
+    command = ("specbatch", "purge", "--job", row.job_id)
+    done = forks.run(*command, environment={}, cwd=folder, timeout=WAIT_SEC)
+    assert done.returncode == 0, done.stderr
     assert files_of_frames(folder) == []

@@ -13,32 +13,25 @@ from api.conftest import LIBRARIES
 pytestmark = pytest.mark.pipeline  # starts processes
 
 SLOW = {"torch", "transformers", "tokenizers", "safetensors", "celery"}
+FRAMES = {*LIBRARIES, "numpy"}  # those that are not asked for
 CALL = """
-import json, os, sys
-library = sys.argv[1]
-if library == "pandas":
+import json, sys
+if sys.argv[1] == "pandas":
     import pandas; frame = pandas.DataFrame({"prompt": ["a"]})
-elif library == "polars":
+elif sys.argv[1] == "polars":
     import polars; frame = polars.DataFrame({"prompt": ["a"]})
-elif library == "pyarrow":
+elif sys.argv[1] == "pyarrow":
     import pyarrow; frame = pyarrow.table({"prompt": ["a"]})
-else:
-    frame = library
 import specbatch
 before = set(sys.modules)
-for arguments in json.loads(sys.argv[2]):
-    if os.fork():  # each slip is the first of its process
-        _, status = os.wait()
-        assert status == 0, arguments
-        continue
+for data, arguments in json.loads(sys.argv[2]):
     try:
-        specbatch.run(frame, **arguments)
+        specbatch.run(data or frame, **arguments)
     except specbatch.SpecbatchError as error:
         kind = type(error).__name__
         assert getattr(specbatch, kind) is type(error)
         said = str(error)
     print(json.dumps([kind, said, sorted(set(sys.modules) - before)]), flush=True)
-    os._exit(0)
 """
 WRONG = {
     "column": ({"prompt_column": "p"}, "InputError", "no column `p`; its columns are prompt"),
@@ -54,11 +47,22 @@ WRONG = {
 }
 
 
-def slips(folder: Path, data: str, *wrong: dict[str, object]) -> list[tuple[str, str, set[str]]]:
-    """Of each: the error's class and words, and what was imported to find it."""
-    given = json.dumps([{"model": "owner/model", **arguments} for arguments in wrong])
+PATHS = [
+    ("nope.parquet", {"output": "out"}, "InputError", "nope.parquet does not exist"),
+    ("lines.jsonl", {}, "SpecError", "output= is missing"),
+    ("lines.jsonl", {"output": "o", "prompt_column": "p"}, "InputError", "no field `p`"),
+    ("lines.jsonl", {"output": "o", "model": "."}, "ModelError", "has no config.json"),
+]
+
+
+def slips(
+    folder: Path, library: str, *wrong: tuple[str | None, dict[str, object]]
+) -> list[tuple[str, str, set[str]]]:
+    """Of each (file, or None: a frame; arguments): the error's class and words, and what it and
+    those before it imported."""
+    given = json.dumps([(data, {"model": "owner/model", **more}) for data, more in wrong])
     done = subprocess.run(
-        [sys.executable, "-c", CALL, data, given],
+        [sys.executable, "-c", CALL, library, given],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -70,36 +74,27 @@ def slips(folder: Path, data: str, *wrong: dict[str, object]) -> list[tuple[str,
 
 
 def test_a_slip_with_a_frame_is_told_at_once(tmp_path: Path) -> None:
-    told = slips(tmp_path, "pandas", *(arguments for arguments, _, _ in WRONG.values()))
+    told = slips(tmp_path, "pandas", *((None, arguments) for arguments, _, _ in WRONG.values()))
     for name, (found, said, modules) in zip(WRONG, told, strict=True):
         _, kind, words = WRONG[name]
         assert found == kind, name
         assert words in said.replace(f"{tmp_path}/", "./"), name
         assert "\n" not in said, name
         assert not SLOW & modules, name
+        assert not FRAMES & modules, name
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("library", ["polars", "pyarrow"])
 def test_no_other_library_of_frames_is_imported(tmp_path: Path, library: str) -> None:
-    [(_, _, modules)] = slips(tmp_path, library, {"prompt_column": "p"})
-    assert not {*LIBRARIES, "numpy"} & modules
+    [(_, _, modules)] = slips(tmp_path, library, (None, {"prompt_column": "p"}))
+    assert not FRAMES & modules
 
 
-@pytest.mark.parametrize(
-    ("data", "arguments", "kind", "words"),
-    [
-        ("nope.parquet", {"output": "out"}, "InputError", "nope.parquet does not exist"),
-        ("lines.jsonl", {}, "SpecError", "output= is missing"),
-        ("lines.jsonl", {"output": "o", "prompt_column": "p"}, "InputError", "no field `p`"),
-        ("lines.jsonl", {"output": "o", "model": "."}, "ModelError", "has no config.json"),
-    ],
-)
-def test_a_slip_with_a_path_is_told_at_once(
-    tmp_path: Path, data: str, arguments: dict[str, object], kind: str, words: str
-) -> None:
+def test_a_slip_with_a_path_is_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "lines.jsonl").write_text('{"prompt": "a"}\n')
-    [(found, said, modules)] = slips(tmp_path, data, arguments)
-    assert (found, words in said) == (kind, True), said
-    assert not SLOW & modules
+    told = slips(tmp_path, "none", *((data, arguments) for data, arguments, _, _ in PATHS))
+    for (_, _, kind, words), (found, said, modules) in zip(PATHS, told, strict=True):
+        assert (found, words in said) == (kind, True), said
+        assert not SLOW & modules
     assert [path.name for path in tmp_path.iterdir()] == ["lines.jsonl"]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 
@@ -23,6 +20,7 @@ from specbatch.benchmarks.roofline import (
     verify_work,
 )
 from specbatch.jobs.bench.contenders import OURS, Completed, Prompts
+from support import forks
 from support.devices import TRITON_DEVICE
 from support.tree import ROOT
 
@@ -41,14 +39,15 @@ class Clock:
         return 2.0
 
 
+RUN_MODULE = "import runpy, sys; runpy.run_module(sys.argv.pop(1), run_name='__main__')"
+
+
 def test_without_a_gpu_it_says_so_and_exits_with_2() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "specbatch.benchmarks.gpu"],
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
+    done = forks.run(
+        *("-c", RUN_MODULE, "specbatch.benchmarks.gpu"),
+        environment={"CUDA_VISIBLE_DEVICES": ""},
+        cwd=ROOT,
         timeout=300,
-        check=False,
     )
     assert done.returncode == 2
     assert done.stdout == ""

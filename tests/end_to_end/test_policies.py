@@ -44,18 +44,28 @@ def by_row(given: PolicyInput, rulings: dict) -> Verdict:
 SENTINEL = "SENTINEL"
 
 
-@pytest.fixture
-def night(tmp_path: Path) -> Iterator[Night]:
-    night = Night(tmp_path / "night")
-    yield night
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """An installed package that offers policy `by-row`."""
+    lines = {"specbatch.policies": "by-row = our_policies:by_row"}
+    with pytest.MonkeyPatch.context() as patch:
+        install(patch, tmp_path_factory.mktemp("package") / "site", "our_policies", MODULE, lines)
+        yield
+
+
+@pytest.fixture(scope="module")
+def night(tmp_path_factory: pytest.TempPathFactory, package: None) -> Iterator[Night]:  # noqa: ARG001 - installed before
+    """With a worker that does the jobs of all tests."""
+    night = Night(tmp_path_factory.mktemp("night"))
+    with night.worker(draft=None):
+        yield night
     night.store.close()
 
 
-@pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An installed package that offers policy `by-row`."""
-    lines = {"specbatch.policies": "by-row = our_policies:by_row"}
-    install(monkeypatch, tmp_path / "site", "our_policies", MODULE, lines)
+@pytest.fixture(scope="module")
+def plain(night: Night) -> dict[str, dict[str, Any]]:
+    """What a job without policies publishes, by row id."""
+    return published(night.run())
 
 
 def by_row(rulings: Mapping[str, str], **more: Any) -> dict[str, Any]:
@@ -79,13 +89,10 @@ def logged(night: Night, done: Done) -> list[dict[str, Any]]:
     return [p for entry in entries if (p := orjson.loads(entry.payload)).get("policies")]
 
 
-@pytest.mark.usefixtures("package")
-def test_each_ruling_of_a_package_s_policy(night: Night) -> None:
-    with night.worker(draft=None):
-        plain = published(night.run())
-        ids = list(plain)
-        rulings = dict(zip(ids, ["redact", "block", "review"], strict=False))
-        done = night.run(more=by_row(rulings))
+def test_each_ruling_of_a_package_s_policy(night: Night, plain: dict[str, Any]) -> None:
+    ids = list(plain)
+    rulings = dict(zip(ids, ["redact", "block", "review"], strict=False))
+    done = night.run(more=by_row(rulings))
     rows = published(done)
     redacted, blocked, held = (rows[row] for row in ids[:3])
     assert redacted["text"] == "[NOTHING]"
@@ -116,15 +123,14 @@ def test_each_ruling_of_a_package_s_policy(night: Night) -> None:
     assert [report[f"policy_{r}"] for r in ("redact", "block", "review")] == [1, 1, 1]
 
 
-@pytest.mark.usefixtures("package")
-def test_what_fails_is_blocked_unless_the_spec_says_otherwise(night: Night, caplog: Any) -> None:
-    with night.worker(draft=None):
-        plain = published(night.run())
-        ids = list(plain)
-        ways = ["raise", "hang", "allow", "die", "nonsense"]
-        rulings = dict(zip(ids, ways, strict=False))
-        closed = night.run(more=by_row(rulings, timeout_sec=2.0))
-        opened = night.run(more=by_row({ids[0]: "raise"}, on_error="allow"))
+def test_what_fails_is_blocked_unless_the_spec_says_otherwise(
+    night: Night, plain: dict[str, Any], caplog: Any
+) -> None:
+    ids = list(plain)
+    ways = ["raise", "hang", "allow", "die", "nonsense"]
+    rulings = dict(zip(ids, ways, strict=False))
+    closed = night.run(more=by_row(rulings, timeout_sec=2.0))
+    opened = night.run(more=by_row({ids[0]: "raise"}, on_error="allow"))
     rows = published(closed)
     for row, way in rulings.items():
         assert rows[row]["finish_reason"] == ("length" if way == "allow" else "blocked"), way
@@ -134,28 +140,26 @@ def test_what_fails_is_blocked_unless_the_spec_says_otherwise(night: Night, capl
     assert plain[ids[0]]["text"] not in caplog.text
 
 
-@pytest.mark.usefixtures("package")
-def test_a_policy_that_only_fails_is_not_asked_for_every_row(night: Night, tmp_path: Path) -> None:
+def test_a_policy_that_only_fails_is_not_asked_for_every_row(
+    night: Night, plain: dict[str, Any], tmp_path: Path
+) -> None:
     asked = tmp_path / "asked"
-    with night.worker(draft=None):
-        ids = list(published(night.run()))
-        rulings = {**dict.fromkeys(ids, "hang"), "asked": str(asked)}
-        done = night.run(more=by_row(rulings, timeout_sec=2.0))
+    ids = list(plain)
+    rulings = {**dict.fromkeys(ids, "hang"), "asked": str(asked)}
+    done = night.run(more=by_row(rulings, timeout_sec=2.0))
     assert {row["finish_reason"] for row in published(done).values()} == {"blocked"}
     (by,) = logged(night, done)[0]["policies"]
     assert by["asked"] == ROWS
     assert set(asked.read_text().split()) == set(ids[:MOST_FAILURES])
 
 
-def test_patterns_redact_block_and_hold_back(night: Night) -> None:
-    with night.worker(draft=None):
-        plain = published(night.run())
-        words = {"any": r"[a-z]+"}
-        of = {"use": "patterns", "patterns": words}
-        redacted = published(night.run(more={"policies": [of | {"verdict": "redact"}]}))
-        blocked = published(night.run(more={"policies": [of]}))
-        none = {"use": "patterns", "patterns": {"none": "no such text"}}
-        allowed = published(night.run(more={"policies": [none]}))
+def test_patterns_redact_block_and_hold_back(night: Night, plain: dict[str, Any]) -> None:
+    words = {"any": r"[a-z]+"}
+    of = {"use": "patterns", "patterns": words}
+    redacted = published(night.run(more={"policies": [of | {"verdict": "redact"}]}))
+    blocked = published(night.run(more={"policies": [of]}))
+    none = {"use": "patterns", "patterns": {"none": "no such text"}}
+    allowed = published(night.run(more={"policies": [none]}))
     assert {row["finish_reason"] for row in blocked.values()} == {"blocked"}
     assert all("[any]" in row["text"] for row in redacted.values())
     assert {k: row["text"] for k, row in allowed.items()} == {
@@ -165,8 +169,7 @@ def test_patterns_redact_block_and_hold_back(night: Night) -> None:
 
 def test_the_verifier_judges_and_its_time_is_the_row_s(night: Night) -> None:
     judge = {"use": "judge", "prompt": "Is this rude?\n\n{text}\n\nAnswer: "}
-    with night.worker(draft=None):
-        first, again = (night.run(more={"policies": [judge]}) for _ in range(2))
+    first, again = (night.run(more={"policies": [judge]}) for _ in range(2))
     assert first.outputs == again.outputs, "a judge decides with the same bits"
     (by,) = logged(night, first)[0]["policies"]
     assert by["asked"] == ROWS
@@ -180,38 +183,35 @@ def test_the_verifier_judges_and_its_time_is_the_row_s(night: Night) -> None:
 def test_a_judge_behind_a_pattern_that_blocks_all_is_asked_nothing(night: Night) -> None:
     any_text = {"use": "patterns", "patterns": {"any": "(?s)."}}
     judge = {"use": "judge", "prompt": "Is this rude? {text}"}
-    with night.worker(draft=None):
-        done = night.run(more={"policies": [any_text, judge, judge]})
+    done = night.run(more={"policies": [any_text, judge, judge]})
     assert {row["finish_reason"] for row in published(done).values()} == {"blocked"}
     assert [by["policy"] for by in logged(night, done)[0]["policies"]] == ["patterns"]
 
 
-@pytest.mark.usefixtures("package")
 def test_a_policy_that_is_not_installed_fails_its_groups_by_name(night: Night) -> None:
-    with night.worker(draft=None), pytest.raises(AssertionError, match="no row could be"):
-        night.run(more={"policies": [{"use": "nobody-s"}]})
-    (job,) = night.store.list_jobs()
+    with pytest.raises(AssertionError, match="no row could be"):
+        night.run("not installed", more={"policies": [{"use": "nobody-s"}]})
+    (job,) = [job for job in night.store.list_jobs() if job.name == "not installed"]
     (_, _, _, error) = next(iter(night.store.failed_groups(job.job_id)))
     assert "no installed package offers policy `nobody-s`" in str(error)
     assert "by-row" in str(error)
 
 
-@pytest.mark.usefixtures("package")
-def test_a_review_releases_and_blocks_in_a_second_revision(night: Night) -> None:
-    with night.worker(draft=None):
-        plain = published(night.run())
-        ids = list(plain)
-        done = night.run(more=by_row(dict.fromkeys(ids[:3], "review")))
-        first = published(done)
-        assert [first[row]["text"] for row in ids[:3]] == [None] * 3
-        assert manifest(done)["info"] | {"revision": 1, "in_review": 3} == manifest(done)["info"]
-        places = night.store.reviews(done.job.job_id).pending
-        assert places == [(plain[row]["row_index"], 0) for row in ids[:3]]
-        again = night.review(done, {places[0]: Decided.RELEASED, places[1]: Decided.BLOCKED})
-        with pytest.raises(UsageError, match="already released: a decision is final"):
-            night.review(done, {places[0]: Decided.BLOCKED})
-        with pytest.raises(UsageError, match="not held back for review"):
-            night.review(done, {(7, 0): Decided.BLOCKED})
+def test_a_review_releases_and_blocks_in_a_second_revision(
+    night: Night, plain: dict[str, Any]
+) -> None:
+    ids = list(plain)
+    done = night.run(more=by_row(dict.fromkeys(ids[:3], "review")))
+    first = published(done)
+    assert [first[row]["text"] for row in ids[:3]] == [None] * 3
+    assert manifest(done)["info"] | {"revision": 1, "in_review": 3} == manifest(done)["info"]
+    places = night.store.reviews(done.job.job_id).pending
+    assert places == [(plain[row]["row_index"], 0) for row in ids[:3]]
+    again = night.review(done, {places[0]: Decided.RELEASED, places[1]: Decided.BLOCKED})
+    with pytest.raises(UsageError, match="already released: a decision is final"):
+        night.review(done, {places[0]: Decided.BLOCKED})
+    with pytest.raises(UsageError, match="not held back for review"):
+        night.review(done, {(7, 0): Decided.BLOCKED})
     assert again.state is JobState.DONE
     second = published(done)
     same = ("text", "token_ids", "finish_reason", "logprobs", "error")

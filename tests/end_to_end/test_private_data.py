@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,9 @@ from specbatch.schemas.encryption import is_encrypted
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.exports import ExportKind, ExportOrder, Selection
 from specbatch.schemas.privacy import NOT_KEPT, PrivacyMode
-from specbatch.schemas.records import JobState
+from specbatch.schemas.records import CompletionRecord, JobState
 from specbatch.schemas.spec import spec_of
+from specbatch.schemas.speculation import PastOutput
 from support.databases import migrated
 from support.html_page import Page
 from support.planted import BREAKS, PLAIN, PLANTED, Site, masked_logs, planted_in, shown
@@ -31,9 +34,8 @@ PRIVATE = [PrivacyMode.REDACTED, PrivacyMode.HASH_ONLY]
 KINDS = set(PLANTED)
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
+def url_of(database: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if database == "sqlite":
         return migrated(tmp_path / "store.db")
     found: str = request.getfixturevalue("postgres_url")
     return found
@@ -99,12 +101,26 @@ def everything(site: Site, patch: pytest.MonkeyPatch, capsys: Any, caplog: Any) 
     return found
 
 
-@pytest.mark.parametrize("mode", PRIVATE)
+@pytest.mark.parametrize(
+    ("database", "mode"),
+    [
+        ("sqlite", PrivacyMode.REDACTED),
+        ("sqlite", PrivacyMode.HASH_ONLY),
+        ("postgres", PrivacyMode.REDACTED),
+        pytest.param("postgres", PrivacyMode.HASH_ONLY, marks=pytest.mark.long),
+    ],
+)
 def test_personal_data_is_nowhere_but_in_the_output(
-    mode: PrivacyMode, url: str, tmp_path: Path, patch: pytest.MonkeyPatch, capsys: Any, caplog: Any
+    database: str,
+    mode: PrivacyMode,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    patch: pytest.MonkeyPatch,
+    capsys: Any,
+    caplog: Any,
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    site = Site(tmp_path / "site", url, mode, patch)
+    site = Site(tmp_path / "site", url_of(database, request, tmp_path), mode, patch)
     first, second = finished(site)
     files = site.workspace()
     assert not [name for name in files if second in name], "what cannot be retried is deleted"
@@ -128,12 +144,21 @@ def test_personal_data_is_nowhere_but_in_the_output(
     assert {kind for row in output for kind in planted_in(f"{row['text']} {row['id']}")} == KINDS
 
 
-def test_under_full_the_same_search_finds_everything(
-    url: str, tmp_path: Path, patch: pytest.MonkeyPatch, capsys: Any, caplog: Any
+@pytest.mark.parametrize("database", ["sqlite", "postgres"])
+def test_under_full_the_same_search_finds_everything_and_exports_are_whole(
+    database: str,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    patch: pytest.MonkeyPatch,
+    capsys: Any,
+    caplog: Any,
 ) -> None:
     caplog.set_level(logging.DEBUG)
+    url = url_of(database, request, tmp_path)
     site = Site(tmp_path / "site", url, PrivacyMode.FULL, patch)
-    finished(site)
+    _, second = finished(site)
+    for kind in (ExportKind.COMPLETIONS, ExportKind.CORRECTIONS):
+        assert set(planted_in(exported(site, second, kind))) == KINDS
     left = everything(site, patch, capsys, caplog)
     assert set(planted_in(left["completions.text"])) >= KINDS
     assert set(planted_in(left["completions.token_ids"])) >= KINDS
@@ -182,54 +207,70 @@ def test_exports_have_no_more_than_is_kept(
     site.close()
 
 
-def test_exports_of_a_tenant_that_keeps_everything_are_whole(
-    tmp_path: Path, patch: pytest.MonkeyPatch
-) -> None:
-    site = Site(tmp_path / "site", migrated(tmp_path / "s.db"), PrivacyMode.FULL, patch)
-    job_id = site.submit(breaks=False).job_id
-    site.drain(job_id)
-    assert set(planted_in(exported(site, job_id, ExportKind.COMPLETIONS))) == KINDS
-    assert set(planted_in(exported(site, job_id, ExportKind.CORRECTIONS))) == KINDS
-    site.close()
+@dataclass(frozen=True)
+class Drained:
+    """A job under some mode, done."""
+
+    rows: list[dict[str, Any]]  # of its output
+    files: list[str]
+    kept: list[CompletionRecord]  # by the store
+    past: list[PastOutput]  # as the store gives them to who drafts for the next night
+
+
+@pytest.fixture(scope="module")
+def drained(tmp_path_factory: pytest.TempPathFactory) -> Mapping[PrivacyMode, Drained]:
+    """The same job under each mode."""
+    return {mode: _drained(mode, tmp_path_factory.mktemp(mode)) for mode in PrivacyMode}
+
+
+def _drained(mode: PrivacyMode, folder: Path) -> Drained:
+    with pytest.MonkeyPatch.context() as patch:
+        masked_logs(patch)
+        site = Site(folder / "site", migrated(folder / "s.db"), mode, patch)
+        job = site.drain(site.submit().job_id)
+        rows = read_output(str(site.folder / "out")).to_pylist()
+        kept = list(site.store.completions(job.job_id))
+        vocabulary = str(job.report["vocabulary"])
+        past = list(site.store.past_outputs("clinic", job.name, vocabulary, 10_000, "x"))
+        files = sorted(path.name for path in (site.folder / "out").glob("*"))
+        site.close()
+    return Drained(rows, files, kept, past)
+
+
+def _comparable(done: Drained) -> list[dict[str, Any]]:
+    """Its rows without what is each site's own."""
+    charged = {(c.row_index, c.sample_index): c for c in done.kept}
+    rows = [dict(row) for row in done.rows]
+    for row in rows:
+        del row["verifier"], row["proposer"]  # folders
+        cost = row.pop("cost_usd")  # was measured
+        if record := charged.get((row["row_index"], row["sample_index"])):
+            assert cost == record.cost_usd
+        if row["error"] and BREAKS in str(row["error"]):
+            row["error"] = "not kept"
+    return rows
 
 
 @pytest.mark.parametrize("mode", PRIVATE)
 def test_the_output_is_the_one_of_a_tenant_that_keeps_everything(
-    mode: PrivacyMode, tmp_path: Path, patch: pytest.MonkeyPatch
+    mode: PrivacyMode, drained: Mapping[PrivacyMode, Drained]
 ) -> None:
-    outputs: list[tuple[list[dict[str, Any]], list[str]]] = []
-    for kept in (PrivacyMode.FULL, mode):
-        site = Site(tmp_path / kept, migrated(tmp_path / f"{kept}.db"), kept, patch)
-        job = site.drain(site.submit().job_id)
-        rows = read_output(str(site.folder / "out")).to_pylist()
-        charged = {(c.row_index, c.sample_index): c for c in site.store.completions(job.job_id)}
-        for row in rows:
-            del row["verifier"], row["proposer"]  # folders of each site's own
-            cost = row.pop("cost_usd")  # was measured
-            if record := charged.get((row["row_index"], row["sample_index"])):
-                assert cost == record.cost_usd
-            if row["error"] and BREAKS in str(row["error"]):
-                row["error"] = "not kept"
-        rejected = sorted((site.folder / "out").glob("*"))
-        outputs.append((rows, [path.name for path in rejected]))
-        site.close()
-    whole, private = outputs
-    failed = {row["row_index"] for row in whole[0] if row["error"] == "not kept"}
+    whole, private = _comparable(drained[PrivacyMode.FULL]), _comparable(drained[mode])
+    failed = {row["row_index"] for row in whole if row["error"] == "not kept"}
     assert len(failed) == 1
-    for one, other in zip(whole[0], private[0], strict=True):
+    for one, other in zip(whole, private, strict=True):
         if one["row_index"] in failed:
             assert other["error"]
             one["error"] = other["error"]
         assert one == other
-    assert whole[1] == private[1]
+    assert drained[PrivacyMode.FULL].files == drained[mode].files
 
 
 def test_redacted_keeps_what_has_nothing_personal_in_it(
-    tmp_path: Path, patch: pytest.MonkeyPatch
+    drained: Mapping[PrivacyMode, Drained],
 ) -> None:
-    site = Site(tmp_path / "site", migrated(tmp_path / "s.db"), PrivacyMode.REDACTED, patch)
-    job = site.drain(site.submit().job_id)
-    kept = {record.row_index: record for record in site.store.completions(job.job_id)}
+    done = drained[PrivacyMode.REDACTED]
+    kept = {record.row_index: record for record in done.kept}
     mail = kept[0]
     assert mail.text == "Ähm, write to [EMAIL], please — EMAIL!"
     gone = [place for place, token in enumerate(mail.token_ids) if token == NOT_KEPT]
@@ -244,14 +285,8 @@ def test_redacted_keeps_what_has_nothing_personal_in_it(
     assert hashed.tag == "tag [PHONE]"
     stopped = next(record for record in kept.values() if record.row_id == "stops")
     assert stopped.text == "One that "
-    past = list(site.store.past_outputs("clinic", job.name, _vocabulary(job), 10_000, "x"))
-    assert past
-    assert all(NOT_KEPT not in output.token_ids for output in past)
-    site.close()
-
-
-def _vocabulary(job: Any) -> str:
-    return str(job.report["vocabulary"])
+    assert done.past
+    assert all(NOT_KEPT not in output.token_ids for output in done.past)
 
 
 def test_without_a_key_nothing_is_submitted(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ ROWS = [PromptRow(row, f"r{row}", (10 + row, 20, 30), 100 + row, n=2) for row in
 class Bed:
     """A proposer's worker, and a store with a job of two groups."""
 
-    def __init__(self, pair: TinyPair, folder: Path, **speculation: Any) -> None:
+    def __init__(self, pair: TinyPair, host: EngineHost, folder: Path, **speculation: Any) -> None:
         self.pair = pair
         self.spec = JobSpec.model_validate(
             {
@@ -55,9 +55,7 @@ class Bed:
             prompts = objects.put_bytes(f"{folder}/prompts-{index}.arrow", data)
             group = replace(new_group(index), prompts=prompts)
             self.store.add_groups(work.lease, [group], [], index * 4 + 4, position())
-        draft = inspect_model(str(pair.draft))
-        self.host = EngineHost(draft, None, 8, 512, 16 << 20)
-        self.refiller = Refiller(self.store, objects, self.host)
+        self.refiller = Refiller(self.store, objects, host)
 
     def ask(self, **values: Any) -> HintMessage | None:
         known = {"job_id": JOB, "group_index": 0, "row_index": 2, "sample_index": 1}
@@ -70,11 +68,17 @@ class Bed:
         return alone(self.pair.draft, ROWS[row].prompt_ids, params, seed, "float32").token_ids
 
 
+@pytest.fixture(scope="module")
+def host(tiny_pair: TinyPair) -> Iterator[EngineHost]:
+    """The proposer's engine, which keeps nothing of a request that is done."""
+    host = EngineHost(inspect_model(str(tiny_pair.draft)), None, 8, 512, 16 << 20)
+    yield host
+    host.close()
+
+
 @pytest.fixture
-def bed(tiny_pair: TinyPair, tmp_path: Path) -> Iterator[Bed]:
-    bed = Bed(tiny_pair, tmp_path)
-    yield bed
-    bed.host.close()
+def bed(tiny_pair: TinyPair, host: EngineHost, tmp_path: Path) -> Bed:
+    return Bed(tiny_pair, host, tmp_path)
 
 
 @pytest.mark.parametrize("sample", [0, 1])
@@ -136,11 +140,9 @@ def test_what_the_store_does_not_know_is_not_answered(bed: Bed, values: dict[str
     ],
 )
 def test_a_job_that_wants_no_blocks_is_not_written_for(
-    tiny_pair: TinyPair, tmp_path: Path, speculation: dict[str, Any]
+    tiny_pair: TinyPair, host: EngineHost, tmp_path: Path, speculation: dict[str, Any]
 ) -> None:
-    bed = Bed(tiny_pair, tmp_path, **speculation)
-    assert bed.ask() is None
-    bed.host.close()
+    assert Bed(tiny_pair, host, tmp_path, **speculation).ask() is None
 
 
 def test_a_row_that_was_given_away_is_found_by_its_new_group(bed: Bed) -> None:

@@ -174,7 +174,7 @@ def test_a_proposer_that_never_answers_is_left_alone_for_a_while(bed: Bed) -> No
         {"output_ids": [-1]},
         {"path": "/etc/passwd"},
     ],
-    ids=str,
+    ids=lambda values: ",".join(values),
 )
 def test_a_malformed_refill_message_is_refused(wrong: dict[str, Any]) -> None:
     good = {"job_id": JOB, "group_index": 0, "row_index": 0, "sample_index": 0}
@@ -281,8 +281,8 @@ TOKENS = 400
 
 
 def spec_of(folder: Path, name: str, depth: int | str) -> str:
-    """A job of 12 demo prompts whose blocks are much shorter than their outputs."""
-    pq.write_table(pq.read_table(demo.PROMPTS).slice(0, 12), folder / "prompts.parquet")
+    """A job of 6 demo prompts whose blocks are much shorter than their outputs."""
+    pq.write_table(pq.read_table(demo.PROMPTS).slice(0, 6), folder / "prompts.parquet")
     spec = {
         "input": {"uri": "prompts.parquet"},
         "output": {"uri": name},
@@ -295,7 +295,7 @@ def spec_of(folder: Path, name: str, depth: int | str) -> str:
             "pregenerate": True,
             "pregenerate_tokens": BLOCK,
         },
-        "group_size": 6,
+        "group_size": 3,
     }
     (folder / f"{name}.yaml").write_text(yaml.safe_dump(spec))
     return f"{name}.yaml"

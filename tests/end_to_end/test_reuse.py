@@ -3,8 +3,11 @@ they depend on is the same."""
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +16,43 @@ import pyarrow.parquet as pq
 import pytest
 from end_to_end.test_drafting import ROWS, TOKENS, Done, Night
 
-from specbatch.pipeline.observe.report.page import page
-from specbatch.pipeline.operations.report import gather
 from specbatch.pipeline.operations.tools import make_auditor
-from specbatch.schemas.records import Origin
-from support.models import tiny_llama
 
 REUSE: Mapping[str, Any] = {"reuse_outputs": True, "reuse_check": 0.0}
 SAMPLED: Mapping[str, Any] = {"temperature": 0.8, "seed": 5}
 
 
-@pytest.fixture
-def night(tmp_path: Path) -> Iterator[Night]:
-    night = Night(tmp_path)
-    yield night
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Night]:
+    """A night whose worker does the jobs of many tests, each of another tenant."""
+    night = Night(tmp_path_factory.mktemp("shared"))
+    with night.worker(draft=None):
+        yield night
     night.store.close()
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """A tenant of a night, who sees no answers of others."""
+
+    night: Night
+    name: str
+
+    def run(self, **options: Any) -> Done:
+        return self.night.run(**{"tenant": self.name, **options})
+
+    def write(self, statement: str, **values: Any) -> None:
+        """Change completions of this tenant behind the store's back."""
+        mine = " AND job_id IN (SELECT job_id FROM jobs WHERE tenant = :tenant)"
+        self.night.write(statement + mine, tenant=self.name, **values)
+
+
+_numbers = count()
+
+
+@pytest.fixture
+def tenant(shared: Night) -> Tenant:
+    return Tenant(shared, f"tenant-{next(_numbers)}")
 
 
 def copies_in(done: Done) -> list[str | None]:
@@ -44,122 +69,66 @@ def is_intact(night: Night, done: Done) -> bool:
     return not chain.findings and not replayed.findings
 
 
-def test_the_same_requests_are_copied_by_another_worker_and_cost_nothing(night: Night) -> None:
-    with night.worker(draft=None):
-        first = night.run(sampling=SAMPLED, more=REUSE)
-    with night.worker(draft=None):
-        again = night.run(name="another name", sampling=SAMPLED, more=REUSE)
-        third = night.run(sampling=SAMPLED)
-    assert copies_in(first) == [None] * ROWS
-    assert copies_in(again) == [f"{first.job.job_id}/{row}/0" for row in range(ROWS)]
-    assert copies_in(third) == [None] * ROWS, "it did not ask for copies"
-    assert first.outputs == again.outputs == third.outputs
-    for copy in again.completions:
-        assert copy.origins == (Origin.PLAIN,) * TOKENS
-        assert (copy.verifier_passes, copy.ticks.total, copy.cost_usd) == (0, 0, 0.0)
-    spent = sum(c.cost_usd for c in first.completions)
-    assert again.job.report["reuse_saved_usd"] == pytest.approx(spent, rel=1e-12)
-    assert again.job.report["reused"] == ROWS
-    assert again.job.report["reused_tokens"] == ROWS * TOKENS
-    assert "reused" not in first.job.report
-    assert is_intact(night, again)
-    shown = page(gather(night.store, night.settings, again.job.job_id, samples=2, made_at=2e9))
-    assert "Outputs reused" in shown
-    view = {r["origin"] for r in night.table("token_record") if r["job_id"] == again.job.job_id}
-    assert view == {"reused"}
+def test_another_seed_prompt_or_sampling_is_computed(tenant: Tenant, tmp_path: Path) -> None:
+    first = tenant.run(sampling=SAMPLED, more=REUSE)
+    others: list[dict[str, Any]] = [
+        *({"seed": 6}, {"temperature": 0.9}, {"top_k": 5}, {"max_tokens": TOKENS - 1})
+    ]
+    rows = pq.read_table(tenant.night.folder / "prompts.parquet").to_pylist()
+    for row, other in zip_longest(rows, others, fillvalue={}):
+        row["own"] = json.dumps(other)
+    rows[len(others)]["prompt"] += "!"
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "own.parquet")
+    own = {"uri": str(tmp_path / "own.parquet"), "sampling_column": "own"}
+    done = tenant.run(sampling=SAMPLED, more={**REUSE, "input": own})
+    changed = range(len(others) + 1)
+    assert [row for row, name in enumerate(copies_in(done)) if name is None] == [*changed]
+    assert first.outputs[len(changed) :] == done.outputs[len(changed) :]
 
 
-def test_another_seed_prompt_or_sampling_is_computed(night: Night) -> None:
-    with night.worker(draft=None):
-        first = night.run(sampling=SAMPLED, more=REUSE)
-        for other in ({"seed": 6}, {"temperature": 0.9}, {"top_k": 5}, {"max_tokens": 47}):
-            done = night.run(sampling={**SAMPLED, **other}, more=REUSE)
-            assert copies_in(done) == [None] * ROWS, other
-        prompts = pq.read_table(night.folder / "prompts.parquet")
-        texts = [
-            f"{prompt}!" if i == 3 else prompt
-            for i, prompt in enumerate(prompts["prompt"].to_pylist())
-        ]
-        place = prompts.column_names.index("prompt")
-        changed = prompts.set_column(place, "prompt", pa.array(texts))
-        pq.write_table(changed, night.folder / "prompts.parquet")
-        done = night.run(sampling=SAMPLED, more=REUSE)
-    assert [row for row, name in enumerate(copies_in(done)) if name is None] == [3]
-    assert first.outputs[4:] == done.outputs[4:]
-
-
-def test_a_greedy_answer_does_not_depend_on_the_seed(night: Night) -> None:
-    with night.worker(draft=None):
-        first = night.run(sampling={"seed": 1}, more=REUSE)
-        again = night.run(sampling={"seed": 2, "n": 2}, more=REUSE)
+def test_a_greedy_answer_does_not_depend_on_the_seed(tenant: Tenant) -> None:
+    first = tenant.run(sampling={"seed": 1}, more=REUSE)
+    again = tenant.run(sampling={"seed": 2, "n": 2}, more=REUSE)
     assert len(copies_in(again)) == 2 * ROWS
     assert None not in copies_in(again)
     assert again.outputs[::2] == first.outputs
 
 
-def test_other_weights_under_the_same_name_are_computed(night: Night, tmp_path: Path) -> None:
-    model = tiny_llama(tmp_path / "model", vocab_size=300, seed=0)
-    with night.worker(draft=None, verifier=model):
-        night.run(more=REUSE)
-        assert None not in copies_in(night.run(more=REUSE))
-    tiny_llama(model, vocab_size=300, seed=1)
-    with night.worker(draft=None, verifier=model):
-        assert copies_in(night.run(more=REUSE)) == [None] * ROWS
-
-
-def test_a_copy_of_a_copy_names_the_one_that_was_computed(night: Night) -> None:
-    with night.worker(draft=None):
-        first, second, third = (night.run(more=REUSE) for _ in range(3))
+def test_a_copy_of_a_copy_names_the_one_that_was_computed(tenant: Tenant) -> None:
+    first, second, third = (tenant.run(more=REUSE) for _ in range(3))
     assert copies_in(third) == copies_in(second)
     assert str(copies_in(third)[0]).startswith(first.job.job_id)
 
 
-def test_what_is_purged_and_what_is_another_tenant_s_is_not_copied(night: Night) -> None:
-    with night.worker(draft=None):
-        first = night.run(more=REUSE)
-        assert copies_in(night.run(tenant="another", more=REUSE)) == [None] * ROWS
-        list(night.store.purge(first.job.job_id, "asked for"))
-        assert copies_in(night.run(more=REUSE)) == [None] * ROWS
-    assert {row["tenant"] for row in night.table("reusable_outputs")} == {"another", "default"}
-
-
-def test_copies_and_drafts_go_together(night: Night) -> None:
-    """Half of the rows are known; the others are drafted for."""
-    whole = pq.read_table(night.folder / "prompts.parquet")
-    pq.write_table(whole.slice(0, ROWS // 2), night.folder / "prompts.parquet")
-    with night.worker():
-        night.run(more=REUSE)
-        pq.write_table(whole, night.folder / "prompts.parquet")
-        done = night.run(more=REUSE, depth=4)
-        expected = night.run(depth=0)
-    assert [name is None for name in copies_in(done)] == [False] * 4 + [True] * 4
-    assert done.outputs == expected.outputs
-    assert done.drafted > 0
-    assert all(c.proposed == 0 for c in done.completions[:4])
-    assert is_intact(night, done)
+def test_what_is_purged_and_what_is_another_tenant_s_is_not_copied(tenant: Tenant) -> None:
+    first = tenant.run(more=REUSE)
+    assert copies_in(tenant.run(tenant="another", more=REUSE)) == [None] * ROWS
+    list(tenant.night.store.purge(first.job.job_id, "asked for"))
+    assert copies_in(tenant.run(more=REUSE)) == [None] * ROWS
+    kept = {row["tenant"] for row in tenant.night.table("reusable_outputs")}
+    assert {"another", tenant.name} <= kept
 
 
 def test_a_share_is_computed_again_and_a_wrong_answer_is_noticed(
-    night: Night, caplog: pytest.LogCaptureFixture
+    tenant: Tenant, caplog: pytest.LogCaptureFixture
 ) -> None:
     check = {"reuse_outputs": True, "reuse_check": 1.0}
-    with night.worker(draft=None):
-        first = night.run(more=check)
-        again = night.run(more=check)
-        assert copies_in(again) == [None] * ROWS
-        assert again.job.report["reuse_checked"] == ROWS
-        assert "reuse_differing" not in again.job.report
-        _exchange(night, again)
-        with caplog.at_level(logging.ERROR):
-            third = night.run(more=check)
+    first = tenant.run(more=check)
+    again = tenant.run(more=check)
+    assert copies_in(again) == [None] * ROWS
+    assert again.job.report["reuse_checked"] == ROWS
+    assert "reuse_differing" not in again.job.report
+    _exchange(tenant, again)
+    with caplog.at_level(logging.ERROR):
+        third = tenant.run(more=check)
     assert third.job.report["reuse_differing"] == 2
     assert third.outputs == first.outputs, "what is computed again is what counts"
     assert f"is not what {again.job.job_id}/2/0 says" in caplog.text
 
 
-def _exchange(night: Night, done: Done) -> None:
+def _exchange(tenant: Tenant, done: Done) -> None:
     """The answers of rows 2 and 3 of a job, which has taken the first one's place."""
-    night.write(
+    tenant.night.write(
         "UPDATE reusable_outputs SET row_index = 5 - row_index"
         " WHERE job_id = :job AND row_index IN (2, 3)",
         job=done.job.job_id,
@@ -167,27 +136,25 @@ def _exchange(night: Night, done: Done) -> None:
 
 
 def test_a_completion_that_was_changed_is_not_copied(
-    night: Night, caplog: pytest.LogCaptureFixture
+    tenant: Tenant, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with night.worker(draft=None):
-        first = night.run(more=REUSE)
-        logprobs = list(first.completions[2].logprobs)
-        logprobs[7] -= 1e-6
-        night.write(
-            "UPDATE completions SET logprobs = :values WHERE row_index = 2", values=str(logprobs)
-        )
-        again = night.run(more=REUSE)
+    first = tenant.run(more=REUSE)
+    logprobs = list(first.completions[2].logprobs)
+    logprobs[7] -= 1e-6
+    tenant.write(
+        "UPDATE completions SET logprobs = :values WHERE row_index = 2", values=str(logprobs)
+    )
+    again = tenant.run(more=REUSE)
     assert [row for row, name in enumerate(copies_in(again)) if name is None] == [2]
     assert f"row 2 of job {first.job.job_id} was changed after it was recorded" in caplog.text
 
 
 def test_a_completion_that_cannot_be_read_stops_no_job(
-    night: Night, caplog: pytest.LogCaptureFixture
+    tenant: Tenant, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with night.worker(draft=None):
-        texts = [completion.text for completion in night.run(more=REUSE).completions]
-        night.write("UPDATE completions SET token_ids = 'spoilt' WHERE row_index = 2")
-        again = night.run(more=REUSE)
+    texts = [completion.text for completion in tenant.run(more=REUSE).completions]
+    tenant.write("UPDATE completions SET token_ids = 'spoilt' WHERE row_index = 2")
+    again = tenant.run(more=REUSE)
     assert copies_in(again) == [None] * ROWS
     assert [completion.text for completion in again.completions] == texts
     assert "computed again" in caplog.text
@@ -214,40 +181,38 @@ YES_OR_NO = {"type": "choice", "choice": ["yes", "no", "perhaps"]}
     ids=["tools", "choice"],
 )
 def test_what_has_a_form_is_copied_with_its_finish_reason(
-    night: Night, form: dict[str, Any]
+    tenant: Tenant, form: dict[str, Any]
 ) -> None:
     asked = {**SAMPLED, "ignore_eos": False, "max_tokens": 64, **form}
-    with night.worker(draft=None):
-        first, again = (night.run(sampling=asked, more=REUSE) for _ in range(2))
-        expected = night.run(sampling=asked)
+    first, again = (tenant.run(sampling=asked, more=REUSE) for _ in range(2))
+    expected = tenant.run(sampling=asked)
     assert None not in copies_in(again)
     assert first.outputs == again.outputs == expected.outputs
     reason = "tool_calls" if "tools" in form else "stop"
     assert {c.finish_reason.value for c in again.completions} == {reason}
 
 
-def test_the_same_request_twice_in_a_group_is_computed_once(night: Night) -> None:
-    prompts = pq.read_table(night.folder / "prompts.parquet")
+def test_the_same_request_twice_in_a_group_is_computed_once(tenant: Tenant, tmp_path: Path) -> None:
+    prompts = pq.read_table(tenant.night.folder / "prompts.parquet")
     twice = pa.concat_tables([prompts, prompts])
     ids = pa.array([f"row-{i}" for i in range(2 * ROWS)])
     place = twice.column_names.index("id")
-    pq.write_table(twice.set_column(place, "id", ids), night.folder / "prompts.parquet")
-    with night.worker(draft=None):
-        done = night.run(more=REUSE)
-        expected = night.run()
+    pq.write_table(twice.set_column(place, "id", ids), tmp_path / "twice.parquet")
+    prompts_of = {"input": {"uri": str(tmp_path / "twice.parquet")}}
+    done = tenant.run(more={**REUSE, **prompts_of})
+    expected = tenant.run(more=prompts_of)
     job_id = done.job.job_id
     assert copies_in(done) == [None] * ROWS + [f"{job_id}/{row}/0" for row in range(ROWS)]
     assert done.outputs == expected.outputs
     assert done.job.report["reused"] == ROWS
     spent = sum(c.cost_usd for c in done.completions)
     assert done.job.report["reuse_saved_usd"] == pytest.approx(spent, rel=1e-12)
-    assert is_intact(night, done)
+    assert is_intact(tenant.night, done)
 
 
-def test_a_row_may_have_known_samples_and_others(night: Night) -> None:
-    with night.worker(draft=None):
-        night.run(sampling={"n": 2, **SAMPLED}, more=REUSE)
-        done = night.run(sampling={"n": 3, **SAMPLED}, more=REUSE)
-        expected = night.run(sampling={"n": 3, **SAMPLED})
+def test_a_row_may_have_known_samples_and_others(tenant: Tenant) -> None:
+    tenant.run(sampling={"n": 2, **SAMPLED}, more=REUSE)
+    done = tenant.run(sampling={"n": 3, **SAMPLED}, more=REUSE)
+    expected = tenant.run(sampling={"n": 3, **SAMPLED})
     assert [name is None for name in copies_in(done)] == [False, False, True] * ROWS
     assert done.outputs == expected.outputs

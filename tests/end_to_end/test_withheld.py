@@ -25,6 +25,7 @@ from specbatch.schemas.spec import JobSpec, load_spec
 from support.databases import migrated
 from support.planted import Echo, Site, masked_logs, tokenizer
 
+FULL, REDACTED, HASH_ONLY = PrivacyMode.FULL, PrivacyMode.REDACTED, PrivacyMode.HASH_ONLY
 KEPT_BACK = "UNSPEAKABLE"  # the model writes its prompt in capitals
 SPOKEN = "HARBOUR"
 
@@ -81,8 +82,17 @@ def two_nights(site: Judged) -> JobRow:
     return first
 
 
-@pytest.mark.parametrize("ruling", ["block", "review", "redact"])
-@pytest.mark.parametrize("mode", list(PrivacyMode))
+REPEATED = [(REDACTED, "block"), (HASH_ONLY, "review"), (HASH_ONLY, "redact")]
+
+
+@pytest.mark.parametrize(
+    ("mode", "ruling"),
+    [
+        *((FULL, "block"), (FULL, "review"), (FULL, "redact")),
+        *((REDACTED, "review"), (REDACTED, "redact"), (HASH_ONLY, "block")),
+        *(pytest.param(*both, marks=pytest.mark.long) for both in REPEATED),
+    ],
+)
 def test_what_is_kept_back_is_nowhere(
     mode: PrivacyMode,
     ruling: str,
@@ -94,22 +104,20 @@ def test_what_is_kept_back_is_nowhere(
     caplog.set_level(logging.DEBUG)
     here = site(tmp_path, mode, ruling, patch)
     first = two_nights(here)
+    pending = here.store.reviews(first.job_id).pending
+    assert bool(pending) is (ruling == "review" and mode is FULL), "others have nothing to review"
     for kind in ExportKind:
         said = exported(here, first.job_id, kind)
         assert KEPT_BACK not in said
-        assert (
-            mode is not PrivacyMode.FULL
-            or kind
-            not in (
-                ExportKind.COMPLETIONS,
-                ExportKind.CORRECTIONS,
-            )
-            or SPOKEN in said
-        )
+        if mode is FULL and kind in (ExportKind.COMPLETIONS, ExportKind.CORRECTIONS):
+            assert SPOKEN in said
     for output in ("out", "again"):
         for path in (here.folder / output).rglob("*"):
             assert not path.is_file() or KEPT_BACK.encode() not in path.read_bytes()
         rows = read_output(str(here.folder / output)).to_pylist()
+        if ruling == "review" and mode is not FULL:
+            reasons = [row["finish_reason"] for row in rows[::2]]
+            assert reasons == ["blocked", "stop", "blocked"]
         assert KEPT_BACK not in str(rows)
         assert SPOKEN in str(rows)
         letters = [chr(t) for row in rows for t in row["token_ids"] or () if 0 <= t < 256]
@@ -118,26 +126,22 @@ def test_what_is_kept_back_is_nowhere(
     for words in ("results", "--json"):
         left[words] = said_by(patch, capsys, "results", first.job_id, "--json")
     assert not [w for w, said in left.items() if KEPT_BACK in said and not w.startswith("file ")]
-    if mode is PrivacyMode.FULL:
+    if mode is FULL:
         assert SPOKEN in left["completions.text"]
 
 
-def test_a_private_tenant_has_nothing_to_review(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
-    here = site(tmp_path, PrivacyMode.REDACTED, "review", patch)
-    first = two_nights(here)
-    assert here.store.reviews(first.job_id).pending == []
-    rows = read_output(str(here.folder / "out")).to_pylist()
-    assert [row["finish_reason"] for row in rows[::2]] == ["blocked", "stop", "blocked"]
-    here.close()
-
-
-def test_a_released_text_is_in_the_output_alone(
+def test_a_reviewer_reads_the_text_and_once_released_it_is_in_the_output_alone(
     tmp_path: Path, patch: pytest.MonkeyPatch, capsys: Any, caplog: Any
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    here = site(tmp_path, PrivacyMode.FULL, "review", patch)
+    here = site(tmp_path, FULL, "review", patch)
     first = two_nights(here)
     reviews = here.store.reviews(first.job_id)
+    with patch.context() as read:
+        read.setattr("specbatch.pipeline.inputs.tokenizer.TextTokenizer.load", tokenizer)
+        found = held_completions(here.settings, here.store, first, reviews)
+    assert all(KEPT_BACK in record.text for record in found.values())
+    assert len(found) == 4, "two rows of two samples"
     here.client.review(first.job_id, dict.fromkeys(reviews.pending, Decided.RELEASED))
     assert here.drain(first.job_id).state is JobState.DONE
     rows = read_output(str(here.folder / "out")).to_pylist()
@@ -145,16 +149,6 @@ def test_a_released_text_is_in_the_output_alone(
     assert bytes(rows[0]["token_ids"][:-1]).decode() == rows[0]["text"]
     left = everything(here, patch, capsys, caplog)
     assert not [w for w, said in left.items() if KEPT_BACK in said and not w.startswith("file ")]
-
-
-def test_a_reviewer_reads_the_text(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
-    here = site(tmp_path, PrivacyMode.FULL, "review", patch)
-    patch.setattr("specbatch.pipeline.inputs.tokenizer.TextTokenizer.load", staticmethod(tokenizer))
-    first = two_nights(here)
-    found = held_completions(here.settings, here.store, first, here.store.reviews(first.job_id))
-    assert all(KEPT_BACK in record.text for record in found.values())
-    assert len(found) == 4, "two rows of two samples"
-    here.close()
 
 
 @pytest.mark.parametrize("mode", list(PrivacyMode))
@@ -167,10 +161,10 @@ def test_what_a_stopped_job_keeps_is_judged_too(
     stop_behind(here, job_id, 4)
     assert here.drain(job_id).state is JobState.CANCELLED
     rows = read_output(str(here.folder / "out")).to_pylist()
-    held = "review" if mode is PrivacyMode.FULL else "blocked"
+    held = "review" if mode is FULL else "blocked"
     assert [row["finish_reason"] for row in rows[::2]] == [held, "stop", "cancelled"]
     assert KEPT_BACK not in str(rows)
-    if mode is PrivacyMode.FULL:
+    if mode is FULL:
         pending = here.store.reviews(job_id).pending
         assert pending == [(0, 0), (0, 1)]
         here.client.review(job_id, dict.fromkeys(pending, Decided.RELEASED))

@@ -12,7 +12,9 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
+from typing import Any
 
 from specbatch.pipeline.observe import units
 from specbatch.pipeline.observe.report import charts
@@ -56,22 +58,14 @@ class Section:
 def page(facts: Facts) -> str:
     """The whole file. Raises `MissingExtraError` without jinja2."""
     try:
-        from jinja2 import Environment, FunctionLoader, StrictUndefined
+        import jinja2
         from markupsafe import Markup
     except ImportError:
         raise MissingExtraError(
             "`specbatch report` needs jinja2, which is not installed here: "
             "`pip install 'specbatch[report]'`"
         ) from None
-    templates = Environment(
-        loader=FunctionLoader(_read),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-    )
-    templates.globals["charts"] = charts
-    templates.filters |= {function.__name__: function for function in FILTERS}
+    templates = _templates(jinja2)
     macros = templates.get_template("sections.html").module
     sections = [
         Section(name, heading, lead, body)
@@ -87,6 +81,21 @@ def page(facts: Facts) -> str:
         policy=_policy(script),
     )
     return _NOT_TEXT.sub("\ufffd", whole).strip() + "\n"
+
+
+@cache
+def _templates(jinja2: Any) -> Any:
+    """jinja2's environment. Compiling its templates takes longer than writing a page."""
+    templates = jinja2.Environment(
+        loader=jinja2.FunctionLoader(_read),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    templates.globals["charts"] = charts
+    templates.filters |= {function.__name__: function for function in FILTERS}
+    return templates
 
 
 def token_class(origin: Origin) -> str:
