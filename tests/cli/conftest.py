@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,15 +72,18 @@ def cli(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     return call
 
 
-def run_in(folder: Path, *arguments: object) -> int:
-    """Run `specbatch …` in a folder, outside any test; its exit code."""
-    with pytest.MonkeyPatch.context() as patch:
+def run_in(folder: Path, *arguments: object) -> Called:
+    """Run `specbatch …` in a folder that several tests share."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.chdir(folder)
         patch.setattr(sys, "argv", ["specbatch", *map(str, arguments)])
         with pytest.raises(SystemExit) as left:
             main()
     code = left.value.code
-    return code if isinstance(code, int) else int(bool(code))
+    return Called(
+        code if isinstance(code, int) else int(bool(code)), out.getvalue(), err.getvalue()
+    )
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import shutil
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,10 +44,9 @@ def site(tmp_path_factory: pytest.TempPathFactory, tiny_pair: TinyPair) -> tuple
     migrated(folder / "specbatch-data" / "specbatch.db")
     write(folder / "prompts.parquet", [f"def f{i}(x):" for i in range(12)])
     flags = [*flags_of_a_job(tiny_pair), "--temperature", 0.8, "--group-size", 4]
-    assert run_in(folder, "submit-job", "--local", *flags) == 0
-    with closing(make_store(Settings(workspace=str(folder / "specbatch-data")))) as store:
-        (job,) = store.list_jobs()
-    return folder, job.job_id
+    done = run_in(folder, "submit-job", "--local", *flags, "--json")
+    assert done.code == 0, done.err
+    return folder, done.json["job"]
 
 
 @pytest.fixture

@@ -44,7 +44,8 @@ def ended_and_deployed(folder: Path, pair: TinyPair, rows: int, tokens: int) -> 
         ("models", "add", "small", pair.draft),
         ("models", "promote", "small", "--reason", "the first one"),
     ):
-        assert run_in(folder, *command) == 0
+        done = run_in(folder, *command)
+        assert done.code == 0, done.err
     return folder
 
 

@@ -128,19 +128,20 @@ def test_the_second_process_logs_to_the_console_and_to_its_jobs_and_purge_delete
         return f"INFO {why}" in console
 
     with closing(SecondProcess(load_settings(), 1)) as second:
-        assert run_in(folder, "submit-job", *order, "--proposer", "none", "--wait", "--json") == 4
-        told = capfd.readouterr()
-        job, console = json.loads(told.out.splitlines()[-1])["job"], told.err
+        ended = run_in(folder, "submit-job", *order, "--proposer", "none", "--wait", "--json")
+        assert ended.code == 4, ended.err
+        job = ended.json["job"]
         why = f"job {job} fails: output {folder / 'taken'} already holds manifest.json"
         wait_until("its console has it", lambda: has_told(why))
         its_own = str(second.pid)
     logs = folder / "specbatch-data" / "logs" / job
-    assert run_in(folder, "logs", job, "--json") == 0
-    printed = capfd.readouterr()
+    printed = run_in(folder, "logs", job, "--json")
+    assert printed.code == 0, printed.err
     assert str(logs) in printed.err.replace("\n", "")
     (line,) = [json.loads(text) for text in printed.out.splitlines() if "fails" in text]
     assert line["message"].startswith(why)
     assert line["stage"] == "ingest"
     assert line["worker"].rpartition(":")[2] == its_own
-    assert run_in(folder, "purge", "--job", job) == 0
+    purged = run_in(folder, "purge", "--job", job)
+    assert purged.code == 0, purged.err
     assert not logs.exists()
