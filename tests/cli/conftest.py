@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,13 +72,42 @@ def cli(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     return call
 
 
+def run_in(folder: Path, *arguments: object) -> Called:
+    """Run `specbatch …` in a folder that several tests share."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", ["specbatch", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            main()
+    code = left.value.code
+    return Called(
+        code if isinstance(code, int) else int(bool(code)), out.getvalue(), err.getvalue()
+    )
+
+
+@contextmanager
+def undone(here: Path, copy: Path, patch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Work in a folder that several tests share; what is done in it is undone at the end."""
+    shutil.copytree(here, copy)
+    patch.chdir(here)
+    yield here
+    patch.chdir(copy.parent)
+    shutil.rmtree(here)
+    shutil.copytree(copy, here)
+
+
+def flags_of_a_job(pair: TinyPair) -> list[object]:
+    return [
+        "--input", "prompts.parquet", "--output", "out", "--max-tokens", 6,
+        "--verifier", pair.verifier, "--proposer", pair.draft,
+    ]  # fmt: skip
+
+
 @pytest.fixture
 def job(tiny_pair: TinyPair) -> list[object]:
     """Flags of a small job on the tiny pair; more flags may follow and win."""
-    return [
-        "--input", "prompts.parquet", "--output", "out", "--max-tokens", 6,
-        "--verifier", tiny_pair.verifier, "--proposer", tiny_pair.draft,
-    ]  # fmt: skip
+    return flags_of_a_job(tiny_pair)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import shutil
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +11,10 @@ from typing import Any
 
 import orjson
 import pytest
-from cli.conftest import Cli, write
+from cli.conftest import Cli, flags_of_a_job, run_in, undone, write
 from ledger.builders import JOB, new_job
 from sqlalchemy import text, update
 
-from specbatch.jobs.cli.main import main
 from specbatch.pipeline.audit import entries
 from specbatch.pipeline.audit.digests import KEPT_BYTES, chained, completion_digest
 from specbatch.pipeline.bootstrap import make_store
@@ -29,6 +27,7 @@ from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.tables import Completion, Job
 from support import demo
+from support.databases import migrated
 from support.models import TinyPair
 
 
@@ -42,20 +41,12 @@ def store_here() -> SqlStore:
 def site(tmp_path_factory: pytest.TempPathFactory, tiny_pair: TinyPair) -> tuple[Path, str]:
     """A folder with a finished job of 12 completions, and its id."""
     folder = tmp_path_factory.mktemp("site")
+    migrated(folder / "specbatch-data" / "specbatch.db")
     write(folder / "prompts.parquet", [f"def f{i}(x):" for i in range(12)])
-    flags = ["--input", "prompts.parquet", "--output", "out", "--max-tokens", 6, "--local"]
-    flags += ["--verifier", tiny_pair.verifier, "--proposer", tiny_pair.draft]
-    flags += ["--temperature", 0.8, "--group-size", 4]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(sys, "argv", ["specbatch", "submit-job", *map(str, flags)])
-        with pytest.raises(SystemExit) as left:
-            main()
-        assert left.value.code == 0
-        store = store_here()
-        (job,) = store.list_jobs()
-        store.close()
-    return folder, job.job_id
+    flags = [*flags_of_a_job(tiny_pair), "--temperature", 0.8, "--group-size", 4]
+    done = run_in(folder, "submit-job", "--local", *flags, "--json")
+    assert done.code == 0, done.err
+    return folder, done.json["job"]
 
 
 @pytest.fixture
@@ -63,13 +54,8 @@ def folder(
     site: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Path]:
     """The working folder, with the finished job in it; what a test does there is undone."""
-    here, _ = site
-    shutil.copytree(here, tmp_path / "before")
-    monkeypatch.chdir(here)
-    yield here
-    monkeypatch.chdir(tmp_path)
-    shutil.rmtree(here)
-    shutil.copytree(tmp_path / "before", here)
+    with undone(site[0], tmp_path / "before", monkeypatch) as here:
+        yield here
 
 
 @pytest.fixture
@@ -141,6 +127,7 @@ def test_a_share_that_is_none_is_refused(cli: Cli, share: str) -> None:
     assert "is not a share: use 2%, or a number from 0 to 1" in called.complaint
 
 
+@pytest.mark.long
 def test_256_completions_that_nobody_touched_audit_at_100_percent(
     cli: Cli, job: list[object], folder: Path
 ) -> None:

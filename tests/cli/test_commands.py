@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cli.conftest import flags_of_a_job, run_in, undone, write
 from rich.table import Table
 
 from specbatch.jobs.cli.console import show_whole
@@ -16,12 +18,40 @@ from specbatch.pipeline.bootstrap import make_store
 from specbatch.schemas.records import JobState, RejectedRow, Stage
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.speculation import ALL_PROPOSERS, Decision, DecisionAction
+from support.databases import migrated
+from support.models import TinyPair
 
 
-def test_jobs_lists_whole_ids_newest_first(cli: Any, job: Any) -> None:
-    for name in ("one", "two"):
-        made = cli("submit-job", *job, "--local", "--output", name, "--name", name)
-        assert made.code == 0, made.err
+@pytest.fixture(scope="module")
+def site(
+    tmp_path_factory: pytest.TempPathFactory, tiny_pair: TinyPair
+) -> tuple[Path, list[dict[str, Any]]]:
+    """A folder with two jobs that are done, and what was told of them."""
+    folder = tmp_path_factory.mktemp("site")
+    migrated(folder / "specbatch-data" / "specbatch.db")
+    write(folder / "prompts.parquet", [f"def f{i}(x):" for i in range(12)])
+    order = ("submit-job", *flags_of_a_job(tiny_pair), "--local", "--json")
+    told = [run_in(folder, *order, "--output", name, "--name", name) for name in ("one", "two")]
+    assert [one.code for one in told] == [0, 0], told
+    return folder, [one.json for one in told]
+
+
+@pytest.fixture
+def folder(
+    site: tuple[Path, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    """The working folder, with those jobs in it; what a test does there is undone."""
+    with undone(site[0], tmp_path / "before", monkeypatch) as here:
+        yield here
+
+
+@pytest.fixture
+def made(site: tuple[object, list[dict[str, Any]]]) -> dict[str, Any]:
+    """What was told of the first of them."""
+    return site[1][0]
+
+
+def test_jobs_lists_whole_ids_newest_first(cli: Any) -> None:
     found = cli("jobs", "--json").json
     assert [Path(row["output"]).name for row in found] == ["two", "one"]
     table = cli("jobs")
@@ -30,8 +60,7 @@ def test_jobs_lists_whole_ids_newest_first(cli: Any, job: Any) -> None:
     assert len(cli("jobs", "--limit", 1, "--json").json) == 1
 
 
-def test_show_takes_the_first_characters_of_an_id(cli: Any, job: Any) -> None:
-    made = cli("submit-job", *job, "--local", "--json").json
+def test_show_takes_the_first_characters_of_an_id(cli: Any, made: dict[str, Any]) -> None:
     shown = cli("show", made["job"][:14], "--json")
     saved = ("saved_usd", "saved_low_usd", "saved_high_usd", "speedup", "drafted")
     pinned = ("numeric_class", "proposer", "model_fingerprint", "model_parts", "stages")
@@ -43,9 +72,10 @@ def test_show_takes_the_first_characters_of_an_id(cli: Any, job: Any) -> None:
     assert "progress: 12 of 12 prompts, 1 of 1 groups" in cli("show", made["job"]).out
 
 
-def test_an_interrupted_job_is_listed_and_shown_as_one(cli: Any, job: Any) -> None:
+def test_an_interrupted_job_is_listed_and_shown_as_one(
+    cli: Any, job: Any, site: tuple[object, list[dict[str, Any]]]
+) -> None:
     """A job that was begun, of which nobody holds anything."""
-    done = cli("submit-job", *job, "--local", "--json", "--output", "other", "--name", "done").json
     cli("submit-job", *job, "--local", "--timeout", 0, "--name", "begun")
     store = make_store(Settings())
     job_id = store.get_job("begun").job_id
@@ -58,18 +88,18 @@ def test_an_interrupted_job_is_listed_and_shown_as_one(cli: Any, job: Any) -> No
     assert cli("jobs", "--state", "running", "--json").json == []
     shown = cli("show", "begun", "--json").json
     assert (shown["state"], shown["resume"]) == ("interrupted", resume)
-    told = cli("show", "latest").out
-    assert "running" not in told
-    assert f"`{resume}` resumes it" in told
-    assert [row["job"] for row in cli("jobs", "--state", "done", "--json").json] == [done["job"]]
+    latest = cli("show", "latest").out
+    assert "running" not in latest
+    assert f"`{resume}` resumes it" in latest
+    done = [row["job"] for row in cli("jobs", "--state", "done", "--json").json]
+    assert done == [told["job"] for told in reversed(site[1])]
 
 
 def test_each_state_of_a_job_may_be_asked_for() -> None:
     assert {*ShownState} == {*JobState, "interrupted"}
 
 
-def test_retry_of_a_finished_job_has_nothing_to_do(cli: Any, job: Any) -> None:
-    made = cli("submit-job", *job, "--local", "--json").json
+def test_retry_of_a_finished_job_has_nothing_to_do(cli: Any, made: dict[str, Any]) -> None:
     sentence = f"job {made['job']} is done: nothing to retry"
     for flags in ([], ["--local"], ["--local", "--quarantined"]):
         again = cli("retry", made["job"], *flags)
@@ -77,8 +107,10 @@ def test_retry_of_a_finished_job_has_nothing_to_do(cli: Any, job: Any) -> None:
     assert "nothing to cancel" in cli("cancel", made["job"]).out
 
 
-def test_show_tells_the_last_decisions_about_drafts_and_json_all(cli: Any, job: Any) -> None:
-    job_id = cli("submit-job", *job, "--local", "--json").json["job"]
+def test_show_tells_the_last_decisions_about_drafts_and_json_all(
+    cli: Any, made: dict[str, Any]
+) -> None:
+    job_id = made["job"]
     store = make_store(Settings())
     before = store.decisions(job_id)
     noted = [

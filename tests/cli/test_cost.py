@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli.conftest import flags_of_a_job, run_in, write
 
 from specbatch.jobs.cli.cost import saved_line
 from specbatch.schemas.job_figures import Savings
+from support.databases import migrated
+from support.models import TinyPair
 
 KINDS = ("prefill", "verify", "draft", "rejected", "padding", "overhead", "lost", "idle", "pending")
 
@@ -21,11 +24,36 @@ def paid_for(told: Any) -> int:
     return sum(int(told["parts"][kind]["units"]) for kind in KINDS)
 
 
-def test_all_that_was_leased_is_somewhere_and_lines_add_up(cli: Any, job: Any) -> None:
-    assert "no costs yet" in cli("cost").out
+@pytest.fixture(scope="module")
+def site(
+    tmp_path_factory: pytest.TempPathFactory, tiny_pair: TinyPair
+) -> tuple[Path, dict[str, Any]]:
+    """A folder with a job of tenant a and one of tenant b, and what was told of the latter."""
+    folder = tmp_path_factory.mktemp("site")
+    migrated(folder / "specbatch-data" / "specbatch.db")
+    write(folder / "prompts.parquet", [f"def f{i}(x):" for i in range(12)])
     for tenant in ("a", "b"):
         flags = ("--tenant", tenant, "--output", f"out-{tenant}", "--json")
-        done = cli("submit-job", *job, "--local", *flags).json
+        done = run_in(folder, "submit-job", *flags_of_a_job(tiny_pair), "--local", *flags)
+        assert done.code == 0, done.err
+    return folder, done.json
+
+
+@pytest.fixture
+def done(
+    site: tuple[Path, dict[str, Any]], cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Any]:
+    """What was told of the job of tenant b, in the folder of both; tests only look at them."""
+    assert cli
+    monkeypatch.chdir(site[0])
+    return site[1]
+
+
+def test_where_nothing_was_leased_nothing_cost(cli: Any) -> None:
+    assert "no costs yet" in cli("cost").out
+
+
+def test_all_that_was_leased_is_somewhere_and_lines_add_up(cli: Any, done: dict[str, Any]) -> None:
     told = cli("cost", "--json").json
     assert told["job"] is None
     assert paid_for(told) == int(told["paid"]["units"]) > 0
@@ -49,7 +77,10 @@ def test_all_that_was_leased_is_somewhere_and_lines_add_up(cli: Any, job: Any) -
     assert "saved_usd" in cli("show", done["job"], "--json").json
 
 
-BOOK = {"cpu/local/reserved": 0.2, "cpu_hour": 0.048, "store_statements": 0.2, "stored_gb": 0.069}
+BOOK = {
+    **{"box/local/spot": 3.5, "cpu/local/reserved": 1},  # of device hours
+    **{"cpu_hour": 0.048, "store_statements": 0.2, "stored_gb": 0.069},
+}
 UNITS = {  # of money, for one of a counter: by the book, and 3.6e16 units to a dollar
     "cpu_ticks": 48_000,
     "store_statements": 200_000 * 36_000,
@@ -61,6 +92,8 @@ def test_a_job_costs_what_its_stages_used_and_tokens_bear_all_of_it(
     cli: Any, job: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPECBATCH_PRICE_BOOK", json.dumps(BOOK))
+    monkeypatch.setenv("SPECBATCH_DEVICE_KIND", "box")
+    monkeypatch.setenv("SPECBATCH_TENURE", "spot")
     done = cli("submit-job", *job, "--local", "--json").json
     told = cli("cost", done["job"], "--json").json
     for stage, one in told["stages"].items():
@@ -72,6 +105,8 @@ def test_a_job_costs_what_its_stages_used_and_tokens_bear_all_of_it(
     whole = sum(int(one["sum"]["units"]) for one in told["stages"].values())
     device = sum(int(one["units"]["device"]) for one in told["stages"].values())
     assert device == int(told["paid"]["units"]), "the balance is of devices"
+    everything = cli("cost", "--json").json["paid"]
+    assert int(everything["units"]) == everything["ticks"] * 3_500_000, "as the book has it"
     figures = told["figures"]
     assert int(figures["cost"]["units"]) == whole > device
     usd = whole / 3.6e16
@@ -103,29 +138,18 @@ def assert_of_one_job(told: Any, done: Any) -> None:
     assert figures["usd_per_1k_tokens"] == pytest.approx(per_1k)
 
 
-def test_a_plan_foretells_the_cost_by_earlier_nights(cli: Any, job: Any) -> None:
-    first = cli("submit-job", *job, "--dry-run", "--json").json
-    assert first["forecast"] is None
-    assert "no finished job of this name" in cli("submit-job", *job, "--dry-run").out
-    done = cli("submit-job", *job, "--local", "--json").json
-    told = cli("submit-job", *job, "--dry-run", "--json", "--output", "out2").json["forecast"]
+def test_a_plan_foretells_the_cost_by_earlier_nights(
+    cli: Any, job: Any, done: dict[str, Any]
+) -> None:
+    plan = ("submit-job", *job, "--dry-run")
+    assert cli(*plan, "--json").json["forecast"] is None, "other tenants' jobs say nothing"
+    assert "no finished job of this name" in cli(*plan).out
+    told = cli(*plan, "--json", "--tenant", "b").json["forecast"]
     assert told["jobs"] == 1
     cost = cli("cost", done["job"], "--json").json["figures"]["cost"]["usd"]
     assert told["usd"]["middle"] == pytest.approx(cost)
     assert told["completion_tokens"]["middle"] == pytest.approx(done["tokens"])
-    assert "forecast cost" in cli("submit-job", *job, "--dry-run", "--output", "out2").out
-    flags = ("--dry-run", "--json", "--output", "out2", "--tenant", "other")
-    other = cli("submit-job", *job, *flags).json
-    assert other["forecast"] is None
-
-
-def test_prices_come_from_the_book(cli: Any, job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPECBATCH_PRICE_BOOK", '{"box/local/spot": 3.5, "cpu/local/reserved": 1}')
-    monkeypatch.setenv("SPECBATCH_DEVICE_KIND", "box")
-    monkeypatch.setenv("SPECBATCH_TENURE", "spot")
-    cli("submit-job", *job, "--local")
-    told = cli("cost", "--json").json
-    assert int(told["paid"]["units"]) == told["paid"]["ticks"] * 3_500_000
+    assert "forecast cost" in cli(*plan, "--tenant", "b").out
 
 
 def test_a_price_that_is_no_whole_number_of_millionths_is_refused(

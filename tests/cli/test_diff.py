@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli.conftest import flags_of_a_job, run_in, write
 from cli.test_results import in_store, publish
 from ledger.builders import JOB
 
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.settings import Settings
+from support.databases import migrated
+from support.models import TinyPair
 
 
 def test_a_job_is_equal_to_itself(cli: Any, folder: Path) -> None:
@@ -43,14 +46,28 @@ def test_trouble_is_2_as_diff_has_it(
     assert cli("diff", JOB, JOB).code == 2, "not 4, which is the code of such errors elsewhere"
 
 
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory, tiny_pair: TinyPair) -> Path:
+    """A folder with four jobs that are done, for tests that only compare them."""
+    folder = tmp_path_factory.mktemp("jobs")
+    migrated(folder / "specbatch-data" / "specbatch.db")
+    write(folder / "prompts.parquet", [f"def f{i}(x):" for i in range(12)])
+    flags = ("--temperature", 0.8, "--dtype", "float32", "--logprobs")
+    for name, seed, depth, tokens in (
+        *(("one", 1, 3, 8), ("two", 1, "off", 8)),
+        *(("three", 2, 3, 8), ("longer", 2, 3, 16)),
+    ):
+        more = ("--name", name, "--output", name, "--seed", seed, "--depth", depth)
+        order = (*flags_of_a_job(tiny_pair), *flags, *more, "--max-tokens", tokens)
+        done = run_in(folder, "submit-job", "--local", *order)
+        assert done.code == 0, done.err
+    return folder
+
+
 def test_real_jobs_are_equal_with_and_without_drafts_and_differ_by_their_seed(
-    cli: Any, job: list[object], tiny_pair: Any
+    cli: Any, jobs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert tiny_pair
-    flags = ("--local", "--temperature", 0.8, "--dtype", "float32")
-    for name, seed, depth in (("one", 1, 3), ("two", 1, "off"), ("three", 2, 3)):
-        more = ("--output", name, "--name", name, "--seed", seed, "--depth", depth)
-        assert cli("submit-job", *job, *flags, *more).code == 0
+    monkeypatch.chdir(jobs)
     equal = cli("diff", "one", "two")
     assert equal.code == 0, equal.out
     assert equal.out.startswith("identical: 12\ndifferent: 0\n")
@@ -71,25 +88,21 @@ def test_real_jobs_are_equal_with_and_without_drafts_and_differ_by_their_seed(
 
 
 def test_thresholds_say_by_how_much_two_models_may_differ(
-    cli: Any, job: list[object], tiny_pair: Any
+    cli: Any, jobs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert tiny_pair
-    flags = ("--local", "--temperature", 0.8, "--dtype", "float32", "--logprobs")
-    for name, seed, tokens in (("one", 1, 8), ("two", 2, 8), ("three", 2, 16)):
-        more = ("--output", name, "--name", name, "--seed", seed, "--max-tokens", tokens)
-        assert cli("submit-job", *job, *flags, *more).code == 0
-    assert cli("diff", "one", "two").code == 1
-    within = cli("diff", "one", "two", "--max-length", 30, "--max-logprob", 50)
+    monkeypatch.chdir(jobs)
+    assert cli("diff", "one", "three").code == 1
+    within = cli("diff", "one", "three", "--max-length", 30, "--max-logprob", 50)
     assert within.code == 0, within.out
     lines = within.out.splitlines()
     assert lines[-1] == "within the thresholds"
     assert any(line.startswith("log-probability of a token: -") for line in lines)
     assert any(line.startswith("ended by length: ") for line in lines)
-    longer = cli("diff", "one", "three", "--max-length", 30, "--json")
+    longer = cli("diff", "one", "longer", "--max-length", 30, "--json")
     assert longer.code == 1
     assert "more than 30.0% apart" in longer.json["exceeded"][0]
     assert longer.json["written"][1]["mean_tokens"] > longer.json["written"][0]["mean_tokens"]
-    different = cli("diff", "one", "two", "--max-different", 1)
+    different = cli("diff", "one", "three", "--max-different", 1)
     assert different.code == 1
     assert "of the rows differ, more than 1.0%" in different.out
     same = ("diff", "one", "one", "--max-different", 0, "--max-length", 0, "--max-logprob", 0)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pyarrow.parquet as pq
 import pytest
+from cli.conftest import undone, write
 from conftest import S3
 from ledger.builders import JOB
 
@@ -16,23 +19,39 @@ from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.storage import objects
 from specbatch.schemas.exports import ExportKind
 from specbatch.schemas.settings import Settings
+from support.databases import migrated
 from support.exported import exported_job
 
 COMPLETIONS = 32  # of `exported_job`
 
 
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a job in its store that has ended."""
+    return with_job(tmp_path_factory.mktemp("site"))
+
+
+def with_job(folder: Path, has_ended: bool = True) -> Path:
+    workspace = folder / "specbatch-data"
+    migrated(workspace / "specbatch.db")
+    write(folder / "prompts.parquet", ["a"])
+    with closing(make_store(Settings(workspace=str(workspace)))) as store:
+        exported_job(store, workspace / "jobs" / JOB, has_ended)
+    return folder
+
+
+@pytest.fixture
+def folder(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The working folder, with the ended job in it; what a test does there is undone."""
+    with undone(site, tmp_path / "before", monkeypatch) as here:
+        yield here
+
+
 @pytest.fixture
 def ended(folder: Path) -> str:
-    """A job of the default store that has ended."""
-    return in_store(folder)
-
-
-def in_store(folder: Path, has_ended: bool = True) -> str:
-    store = make_store(Settings())
-    try:
-        return exported_job(store, folder / "specbatch-data" / "jobs" / JOB, has_ended).job_id
-    finally:
-        store.close()
+    """The id of the ended job."""
+    assert folder.is_dir()
+    return JOB
 
 
 @pytest.mark.parametrize("kind", ExportKind)
@@ -86,9 +105,12 @@ def test_what_is_there_is_refused_and_then_replaced(cli: Any, ended: str) -> Non
     assert cli(*export, "--overwrite").code == 0
 
 
-def test_a_job_that_goes_on_is_exported_so_far(cli: Any, folder: Path) -> None:
-    job = in_store(folder, has_ended=False)
-    export = ("export", job, "--what", "costs", "--to", "c.parquet")
+def test_a_job_that_goes_on_is_exported_so_far(
+    cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "running").mkdir()
+    monkeypatch.chdir(with_job(tmp_path / "running", has_ended=False))
+    export = ("export", JOB, "--what", "costs", "--to", "c.parquet")
     refused = cli(*export)
     assert refused.code == 2
     assert "is still running: wait for it" in refused.complaint

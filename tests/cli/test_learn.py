@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.conftest import write
+from cli.conftest import flags_of_a_job, run_in, undone, write
 from safetensors.torch import load_file, save_file
 
 from specbatch.jobs.cli.connect import load_settings
@@ -23,39 +23,44 @@ from specbatch.pipeline.learning.nightly import LearnOrder
 from specbatch.pipeline.learning.wiring import train
 from specbatch.schemas.registry import DeployScope
 from specbatch.schemas.rollouts import Observed
+from support.databases import migrated
 from support.models import TinyPair, tiny_llama
 
 pytestmark = pytest.mark.pipeline  # trains and runs models
 
-ENOUGH, FEW = (60, 24), (16, 8)  # rows and tokens: a training is surely better, or anything
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory, tiny_pair: TinyPair) -> Path:
+    """A job of the tiny pair has ended, and its draft model is deployed."""
+    return ended_and_deployed(tmp_path_factory.mktemp("few"), tiny_pair, rows=16, tokens=8)
+
+
+def ended_and_deployed(folder: Path, pair: TinyPair, rows: int, tokens: int) -> Path:
+    migrated(folder / "specbatch-data" / "specbatch.db")
+    write(folder / "prompts.parquet", [f"def f{i}(x, y={i}):" for i in range(rows)])
+    flags = ("--name", "docs", "--max-tokens", tokens, "--top-logprobs", 4, "--temperature", 0)
+    for command in (
+        ("submit-job", "--local", *flags_of_a_job(pair), *flags, "--dtype", "float32"),
+        ("models", "add", "small", pair.draft),
+        ("models", "promote", "small", "--reason", "the first one"),
+    ):
+        done = run_in(folder, *command)
+        assert done.code == 0, done.err
+    return folder
 
 
 @pytest.fixture
-def size() -> tuple[int, int]:
-    """Rows of the job, and their tokens."""
-    return FEW
-
-
-@pytest.fixture
-def learning(
-    cli: Any,
-    folder: Path,
-    tiny_pair: TinyPair,
-    size: tuple[int, int],
-    monkeypatch: pytest.MonkeyPatch,
-) -> list[object]:
-    """A job of the tiny pair has ended, and its draft model is deployed; the command."""
+def folder(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The working folder, with the ended job in it; what a test does there is undone."""
     monkeypatch.setenv("SPECBATCH_MAX_CONCURRENT_SEQUENCES", "4")
-    rows, tokens = size
-    write(folder / "many.parquet", [f"def f{i}(x, y={i}):" for i in range(rows)])
-    done = cli(
-        *("submit-job", "--local", "--input", "many.parquet", "--output", "out", "--name", "docs"),
-        *("--verifier", tiny_pair.verifier, "--proposer", tiny_pair.draft, "--max-tokens", tokens),
-        *("--top-logprobs", 4, "--dtype", "float32", "--temperature", 0),
-    )
-    assert done.code == 0, done.err
-    cli("models", "add", "small", tiny_pair.draft)
-    cli("models", "promote", "small", "--reason", "the first one")
+    with undone(site, tmp_path / "before", monkeypatch) as here:
+        yield here
+
+
+@pytest.fixture
+def learning(folder: Path, tiny_pair: TinyPair) -> list[object]:
+    """The command."""
+    assert folder.is_dir()
     return [
         *("learn", "small", "--verifier", tiny_pair.verifier, "--job", "docs", "--steps", "50,100"),
         *("--held-out", 0.4, "--epochs", 20),
@@ -63,8 +68,8 @@ def learning(
 
 
 @pytest.fixture
-def paying(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-    """Sets the trials' verdict: drafts of so small a pair hardly pay."""
+def tried(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Sets the trials' verdict, as drafts of so small a pair hardly pay. They are short."""
 
     def decide(pays: bool) -> None:
         verdict = (pays, "drafts can pay: judged by hand" if pays else "drafts do not pay: by hand")
@@ -74,6 +79,15 @@ def paying(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     monkeypatch.setattr(gate, "TOKENS", 8)
     decide(True)
     return decide
+
+
+@pytest.fixture
+def paying(
+    tried: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+) -> Callable[[bool], None]:
+    """The same, and nothing is measured for it."""
+    monkeypatch.setattr(gate, "_measured", lambda *_: iter(()))
+    return tried
 
 
 @pytest.fixture
@@ -111,10 +125,18 @@ def observe(number: int, candidate: int, present: int) -> None:
             store.observe_rollout(number, "job", i, seen)
 
 
-@pytest.mark.usefixtures("paying")
-@pytest.mark.parametrize("size", [ENOUGH], ids=["enough"])
+@pytest.fixture
+def enough(tmp_path: Path, tiny_pair: TinyPair, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same with a job that is long enough for a training that is surely better."""
+    (tmp_path / "enough").mkdir()
+    here = ended_and_deployed(tmp_path / "enough", tiny_pair, rows=60, tokens=24)
+    monkeypatch.chdir(here)
+    return here
+
+
+@pytest.mark.usefixtures("tried")
 def test_a_night_trains_tries_and_rolls_out_and_the_next_one_promotes(
-    cli: Any, folder: Path, learning: list[object]
+    cli: Any, learning: list[object], enough: Path
 ) -> None:
     first = cli(*learning, "--night", "1", "--json")
     assert first.code == 0, first.err
@@ -124,17 +146,18 @@ def test_a_night_trains_tries_and_rolls_out_and_the_next_one_promotes(
     candidate = learned["candidate"]["fingerprint"]
     assert learned["trial"]["proposer"] == learned["rollout"]["fingerprint"] == candidate
     assert "begins rollout 1" in learned["summary"]
-    (made,) = (folder / "trained").glob("small-docs-1-*")
+    (made,) = (enough / "trained").glob("small-docs-1-*")
     assert (made / "training.json").is_file()
     again = cli(*learning, "--night", "1", "--json")
     assert (again.code, again.json["record"]) == (0, learned["record"])
     assert again.json["summary"] == "small:2 had rollout 1: drafts for 50% of groups"
-    second = cli(*learning, "--night", "2", "--json").json
+    short = ("--epochs", 1, "--json")  # whatever comes of them
+    second = cli(*learning, "--night", "2", *short).json
     assert second["record"]["parent"]["digest"] == candidate, "it is trained further"
     (goes_on,) = cli("rollout", "list", "--json").json
     candidate = goes_on["fingerprint"]
     observe(goes_on["number"], 1000, 10)
-    third = cli(*learning, "--night", "3", "--json")
+    third = cli(*learning, "--night", "3", *short)
     assert third.code == 0, third.err
     assert third.json["record"]["parent"]["digest"] == candidate
     found = {one["fingerprint"]: one["deployments"] for one in cli("models", "list", "--json").json}
@@ -144,9 +167,9 @@ def test_a_night_trains_tries_and_rolls_out_and_the_next_one_promotes(
 
 @pytest.mark.usefixtures("trained")
 def test_where_no_drafts_pay_a_better_one_of_the_same_cost_is_rolled_out_all_the_same(
-    cli: Any, learning: list[object], paying: Callable[[bool], None]
+    cli: Any, learning: list[object], tried: Callable[[bool], None]
 ) -> None:
-    paying(False)
+    tried(False)
     learned = cli(*learning, "--night", "1", "--json").json
     assert learned["trial"]["pays"]
     assert learned["summary"].endswith(

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+import logging
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cli.conftest import run_in
 from cli.test_results import in_store
 from ledger.builders import JOB
 
+from specbatch.jobs.cli.connect import load_settings
 from specbatch.jobs.cli.logs import time_of
+from specbatch.jobs.cli.second_process import SecondProcess
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.settings import Settings
-from support import demo, forks
-from support.workers import WAIT_SEC, wait_until, worker
+from support.models import TinyPair
+from support.workers import wait_until
 
 
 @pytest.fixture
@@ -101,38 +106,42 @@ def test_a_workspace_on_s3_has_none(
     assert "the workspace s3://bucket/work is not a local folder" in refused.complaint
 
 
-@pytest.mark.pipeline  # starts processes
+@pytest.mark.pipeline  # starts a process
 def test_the_second_process_logs_to_the_console_and_to_its_jobs_and_purge_deletes_it(
-    redis_url: str, tmp_path: Path
+    redis_url: str,
+    folder: Path,
+    tiny_pair: TinyPair,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    environment = {
-        "SPECBATCH_BROKER_URL": redis_url,
-        "SPECBATCH_WORKSPACE": str(tmp_path / "workspace"),
-    }
-    models = ("--verifier", str(demo.VERIFIER), "--proposer", "none")
-    (tmp_path / "taken").mkdir()
-    (tmp_path / "taken" / "manifest.json").write_text(
-        "{}"
-    )  # so that reading the input fails the job
-    order = ("submit-job", "--input", str(demo.PROMPTS), *models, "--output", "taken", "--wait")
+    monkeypatch.setenv("SPECBATCH_BROKER_URL", redis_url)
+    caplog.set_level(logging.INFO, "specbatch")  # as a worker's, which it logs at, too
+    (folder / "taken").mkdir()
+    (folder / "taken" / "manifest.json").write_text("{}")  # so that reading the input fails the job
+    order = ("--input", "prompts.parquet", "--verifier", tiny_pair.verifier, "--output", "taken")
+    console = ""
 
-    def run(*words: str) -> Any:
-        return forks.run(*words, environment=environment, cwd=tmp_path, timeout=WAIT_SEC)
+    def has_told(why: str) -> bool:
+        nonlocal console
+        console += capfd.readouterr().err
+        return f"INFO {why}" in console
 
-    with worker("all", *models, environment=environment, cwd=tmp_path) as one:
-        ended = run(*order, "--json")
-        assert ended.returncode == 4, ended.stderr
-        job = json.loads(ended.stdout.splitlines()[-1])["job"]
-        why = f"job {job} fails: output {tmp_path / 'taken'} already holds manifest.json"
-        wait_until("its console has it", lambda: f"INFO {why}" in one.text(), [one])
-    folder = tmp_path / "workspace" / "logs" / job
-    printed = run("specbatch", "logs", job, "--json")
-    assert printed.returncode == 0, printed.stderr
-    assert str(folder) in printed.stderr
-    (line,) = [json.loads(text) for text in printed.stdout.splitlines() if "fails" in text]
+    with closing(SecondProcess(load_settings(), 1)) as second:
+        ended = run_in(folder, "submit-job", *order, "--proposer", "none", "--wait", "--json")
+        assert ended.code == 4, ended.err
+        job = ended.json["job"]
+        why = f"job {job} fails: output {folder / 'taken'} already holds manifest.json"
+        wait_until("its console has it", lambda: has_told(why))
+        its_own = str(second.pid)
+    logs = folder / "specbatch-data" / "logs" / job
+    printed = run_in(folder, "logs", job, "--json")
+    assert printed.code == 0, printed.err
+    assert str(logs) in printed.err.replace("\n", "")
+    (line,) = [json.loads(text) for text in printed.out.splitlines() if "fails" in text]
     assert line["message"].startswith(why)
     assert line["stage"] == "ingest"
-    assert line["worker"].rpartition(":")[2] != str(one.process.pid), "it is the second process's"
-    purged = run("specbatch", "purge", "--job", job)
-    assert purged.returncode == 0, purged.stderr
-    assert not folder.exists()
+    assert line["worker"].rpartition(":")[2] == its_own
+    purged = run_in(folder, "purge", "--job", job)
+    assert purged.code == 0, purged.err
+    assert not logs.exists()
