@@ -24,7 +24,8 @@ BOTH_PATHS = {  # files about what a pass computes; others run on the torch path
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "tiny_pair" in metafunc.fixturenames:
+    own = [mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")]
+    if "tiny_pair" in metafunc.fixturenames and "tiny_pair" not in own:
         both = metafunc.module.__name__.rpartition(".")[2] in BOTH_PATHS
         torch = pytest.param("torch", marks=() if both else pytest.mark.long)
         metafunc.parametrize("tiny_pair", [torch, "native"], indirect=True, scope="session")

@@ -20,8 +20,22 @@ GOOD, BAD = 0.8, 0.05
 HALF_STEPS = 2000  # of depth 0, for half of a job
 NOISE = 0.03
 
-# On these, drafts accepted at BAD do not pay, and such at GOOD do.
-WHERE_IT_TURNS = [(linear, 8), (linear, 32), (linear, 128), (stepped, 128)]
+# On these, drafts accepted at BAD do not pay, and such at GOOD do. Seconds grow with the sequences.
+WHERE_IT_TURNS = [
+    (linear, 8, "free"),
+    (linear, 8, "model"),
+    (linear, 32, "model"),
+    (stepped, 128, "free"),
+    *(
+        pytest.param(machine, count, kind, marks=pytest.mark.long)
+        for machine, count, kind in [
+            (linear, 32, "free"),
+            (linear, 128, "free"),
+            (linear, 128, "model"),
+            (stepped, 128, "model"),
+        ]
+    ),
+]
 # Here further tokens are so cheap that even a twentieth of them pays.
 WHERE_IT_ALWAYS_PAYS = [(linear, 1), (saturating, 32)]
 
@@ -61,8 +75,7 @@ class Job:
         return Half(self.simulation, self.machine)
 
 
-@pytest.mark.parametrize("kind", ["free", "model"])
-@pytest.mark.parametrize(("machine", "count"), WHERE_IT_TURNS)
+@pytest.mark.parametrize(("machine", "count", "kind"), WHERE_IT_TURNS)
 def test_a_collapse_costs_less_than_three_percent_and_says_why(
     machine: Machine, count: int, kind: str, clock: Clock
 ) -> None:
@@ -95,12 +108,21 @@ def test_a_collapse_costs_less_than_three_percent_and_says_why(
     assert len(second.decisions) < 12, "decisions, not a log"
 
 
-@pytest.mark.parametrize("kind", ["free", "model"])
-@pytest.mark.parametrize(("machine", "count"), [(linear, 8), (linear, 32), (linear, 128)])
+@pytest.mark.parametrize(
+    ("count", "kind"),
+    [
+        (8, "free"),
+        (8, "model"),
+        (32, "free"),
+        pytest.param(32, "model", marks=pytest.mark.long),
+        pytest.param(128, "free", marks=pytest.mark.long),
+        pytest.param(128, "model", marks=pytest.mark.long),
+    ],
+)
 def test_bad_drafts_that_become_good_cost_little_and_are_taken_in(
-    machine: Machine, count: int, kind: str, clock: Clock
+    count: int, kind: str, clock: Clock
 ) -> None:
-    job = Job(machine, count, kind, clock)
+    job = Job(linear, count, kind, clock)
     first = job.half(BAD)
     assert first.loss < 0.03
     assert first.told(DecisionAction.OFF)
@@ -129,7 +151,7 @@ def test_bad_drafts_that_become_good_cost_little_and_are_taken_in(
     assert second.loss < 0.0, "a gain, though it had to be found out first"
 
 
-@pytest.mark.parametrize("kind", ["free", "model"])
+@pytest.mark.parametrize("kind", [pytest.param("free", marks=pytest.mark.long), "model"])
 def test_a_collapse_that_passes_is_survived_and_gained_from_again(kind: str, clock: Clock) -> None:
     job = Job(linear, 8, kind, clock)
     gain = job.half(GOOD).loss
@@ -186,7 +208,7 @@ def test_a_job_that_collapses_leaves_the_one_beside_it_alone(clock: Clock) -> No
 
 
 @pytest.mark.parametrize("kind", ["free", "model"])
-@pytest.mark.parametrize("count", [8, 64])
+@pytest.mark.parametrize("count", [8, pytest.param(64, marks=pytest.mark.long)])
 def test_while_drafting_rests_samples_go_on_and_a_recovery_is_noticed(
     count: int, kind: str, clock: Clock
 ) -> None:

@@ -143,7 +143,7 @@ def test_greedy_with_repetition_penalty_is_that_of_generate(
     params = SamplingParams(
         max_tokens=30, repetition_penalty=penalty, bad_words=((5,), (6, 7)), bad_token_ids=(8,)
     )
-    asked = [Request(str(i), p, params, 1, depth=depth) for i, p in enumerate(prompts(8))]
+    asked = [Request(str(i), p, params, 1, depth=depth) for i, p in enumerate(prompts(4))]
     got = bench(tiny_pair.verifier, tiny_pair.draft).add(*asked).run()
     for request in asked:
         ids = torch.tensor([request.prompt_ids])
@@ -165,12 +165,12 @@ def mixed_requests(count: int, depth: int | None) -> list[Request]:
     return asked
 
 
-@pairwise(depth=[0, 1, 4, None], proposer=["right", "random"], concurrent=[1, 16])
+@pairwise(depth=[0, 1, 4, None], proposer=["right", "random"], concurrent=[1, 12])
 def test_all_parameters_mixed_are_the_same_at_any_depth(
     tiny_pair: TinyPair, depth: int | None, proposer: str, concurrent: int
 ) -> None:
     folder: Path = tiny_pair.verifier if proposer == "right" else tiny_pair.draft
-    asked = mixed_requests(24, depth)
+    asked = mixed_requests(12, depth)
     one = bench(tiny_pair.verifier, folder, max_sequences=concurrent)
     got = one.add(*asked).run()
     for request in asked:
