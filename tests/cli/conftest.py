@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -76,6 +77,32 @@ def job(tiny_pair: TinyPair) -> list[object]:
         "--input", "prompts.parquet", "--output", "out", "--max-tokens", 6,
         "--verifier", tiny_pair.verifier, "--proposer", tiny_pair.draft,
     ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `folder`, for all tests of a file: what several of them read is made there once."""
+    path = tmp_path_factory.mktemp("shared")
+    migrated(path / "specbatch-data" / "specbatch.db")
+    write(path / "prompts.parquet", [f"def f{i}(x):" for i in range(12)])
+    return path
+
+
+def called_in(folder: Path, *arguments: object, **environment: str) -> Called:
+    """`specbatch ARGUMENTS` in a folder, outside of a test; its code is 0."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), write_through=True) for _ in range(2))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(folder)
+        patched.setattr(sys, "argv", ["specbatch", *map(str, arguments)])
+        patched.setattr(sys, "stdout", out)
+        patched.setattr(sys, "stderr", err)
+        for name, value in environment.items():
+            patched.setenv(name, value)
+        with pytest.raises(SystemExit) as left:
+            main()
+    texts = [stream.buffer.getvalue().decode() for stream in (out, err)]
+    assert not left.value.code, texts
+    return Called(0, *texts)
 
 
 @pytest.fixture
