@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 
+from support import forks
 from support.webhooks import Receiver, receiving
 
 SECRET = "whsec_c3BlY2JhdGNoIHRlc3Qgc2VjcmV0"
@@ -60,11 +58,12 @@ def test_a_sender_killed_before_it_notes_what_it_sent_leaves_it_to_the_next(
         killed.wait(120)
 
     receiver.before = before
-    code = "from specbatch.jobs.cli.submit_job import main; main()"
-    flags = [*map(str, job), "--local", "--notify", "ops"]
-    with subprocess.Popen([sys.executable, "-c", code, *flags], env=os.environ) as running:
+    command = ("submit-job", *map(str, job), "--local", "--notify", "ops")
+    with forks.open_memory() as said:
+        running = forks.fork(*command, environment={}, cwd=folder, stdout=said, stderr=said)
         assert arrived.wait(120)
         running.kill()
+        running.wait(120)
     killed.set()
     receiver.before = lambda: None
     assert cli("notify").out == "sent 0 notifications\n", "the dead sender has it for a minute"
