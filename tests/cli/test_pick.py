@@ -162,7 +162,7 @@ def test_the_manifest_says_by_which_rule_and_the_same_command_writes_the_same(
     before, jobs = digests("picked"), cli("jobs", "--json").out
     again = cli("pick", "some.yaml", "--local")
     assert again.code == 0, again.err
-    assert "is the candidates of this pick, and done" in again.err
+    assert "makes the candidates of this pick, and is done" in again.err
     assert "picked: " in again.out
     assert digests("picked") == before
     assert cli("jobs", "--json").out == jobs
