@@ -11,7 +11,6 @@ import os
 import resource
 import signal
 import subprocess
-import sys
 import weakref
 from contextlib import suppress
 from pathlib import Path
@@ -43,28 +42,11 @@ class LimitedProcess:
     The process ends with its last reference, or with this process, at the latest.
     """
 
-    def __init__(
-        self, process: subprocess.Popen[bytes] | ForkedProcess, to: IO[bytes], answers: IO[bytes]
-    ) -> None:
+    def __init__(self, process: ForkedProcess, to: IO[bytes], answers: IO[bytes]) -> None:
         self._process = process
         self._in = to
         self._out = answers
         weakref.finalize(self, _end, process, to, answers)
-
-    @classmethod
-    def start(cls, module: str, *arguments: str) -> LimitedProcess:
-        """Start `python -m MODULE`."""
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # what a crash leaves there; answers come by stdout
-            env=_environment(),
-            start_new_session=True,  # a terminal's Ctrl-C is ours alone
-        )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        return cls(process, process.stdin, process.stdout)
 
     @classmethod
     def fork(cls, module: str, *arguments: str) -> LimitedProcess:
@@ -123,7 +105,7 @@ class LimitedProcess:
         _end(self._process, self._in, self._out)
 
 
-def _end(process: subprocess.Popen[bytes] | ForkedProcess, *streams: IO[bytes]) -> None:
+def _end(process: ForkedProcess, *streams: IO[bytes]) -> None:
     for stream in streams:
         with suppress(OSError):
             stream.close()

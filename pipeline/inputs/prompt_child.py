@@ -103,6 +103,10 @@ class _Templates:
             )
 
 
+def prepare() -> None:
+    """Its imports are what children have in common."""
+
+
 def main() -> None:
     serve(lambda setup: _Templates(setup).answer, _Number)
 
@@ -169,7 +173,3 @@ def _which_is_null(row: dict[str, Any]) -> str:
         return f"column {null[0]} is null, and the template writes it"
     among = f", perhaps of {', '.join(null)}" if null else ""
     return f"the template writes a value that is null{among}"
-
-
-if __name__ == "__main__":
-    main()

@@ -51,7 +51,8 @@ class LimitedTemplate:
     """A template in a child process with limits. Safe to share between threads."""
 
     def __init__(self, module: str, setup: Mapping[str, Any], whose: Whose) -> None:
-        """`module` has the child's `main`, which gets `setup` and calls `serve`."""
+        """`module` has the child's `main`, which gets `setup` and calls `serve`, and a `prepare`
+        for what its children have in common."""
         self._module = module
         limits = {"sec": CHAT_SEC, "memory_bytes": CHAT_BYTES, "chars": MAX_CHARS}
         self._setup = json.dumps({**setup, **limits}, default=_placeholder).encode()
@@ -92,7 +93,7 @@ class LimitedTemplate:
 
     def _ask(self, line: bytes) -> dict[str, Any]:
         if self._child is None:
-            self._child = LimitedProcess.start(self._module)
+            self._child = LimitedProcess.fork(self._module)
             self._child.send(self._setup, b"\n")
         self._child.send(line, b"\n")
         answer: dict[str, Any] = json.loads(self._child.line())
@@ -164,6 +165,13 @@ def _placeholder(value: Any) -> str:
 
 
 # --- in the child -------------------------------------------------------------------------------
+def prepare() -> None:
+    """Import what renders a chat, once before any child: it takes longer than most jobs' chats."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    _chat(render_jinja_template, {"template": "", "names": {}}, {"messages": [], "tools": None})
+
+
 def main() -> None:
     """Render chats. The sandbox of transformers limits what a template may touch, but neither its
     loops nor its output."""
@@ -250,7 +258,3 @@ def _answer(render: Callable[[Any], Any], item: Any, most_chars: int) -> bytes:
             type(error).__name__ == "TemplateSyntaxError"  # of jinja2
         )
         return json.dumps({"broken" if is_broken else "refused": first[:500]}).encode()
-
-
-if __name__ == "__main__":
-    main()

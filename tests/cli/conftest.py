@@ -6,7 +6,7 @@ import io
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,18 +72,28 @@ def cli(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     return call
 
 
-def run_in(folder: Path, *arguments: object) -> Called:
-    """Run `specbatch …` in a folder that several tests share."""
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+def run_in(folder: Path, *arguments: object, **environment: str) -> Called:
+    """`specbatch ARGUMENTS` in a folder that several tests share."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), write_through=True) for _ in range(2))
+    with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(sys, "argv", ["specbatch", *map(str, arguments)])
+        patch.setattr(sys, "stdout", out)
+        patch.setattr(sys, "stderr", err)
+        for name, value in environment.items():
+            patch.setenv(name, value)
         with pytest.raises(SystemExit) as left:
             main()
     code = left.value.code
-    return Called(
-        code if isinstance(code, int) else int(bool(code)), out.getvalue(), err.getvalue()
-    )
+    texts = [stream.buffer.getvalue().decode() for stream in (out, err)]
+    return Called(code if isinstance(code, int) else int(bool(code)), *texts)
+
+
+def called_in(folder: Path, *arguments: object, **environment: str) -> Called:
+    """The same; its code is 0."""
+    done = run_in(folder, *arguments, **environment)
+    assert done.code == 0, done
+    return done
 
 
 @contextmanager
@@ -108,6 +118,15 @@ def flags_of_a_job(pair: TinyPair) -> list[object]:
 def job(tiny_pair: TinyPair) -> list[object]:
     """Flags of a small job on the tiny pair; more flags may follow and win."""
     return flags_of_a_job(tiny_pair)
+
+
+@pytest.fixture(scope="module")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `folder`, for all tests of a file: what several of them read is made there once."""
+    path = tmp_path_factory.mktemp("shared")
+    migrated(path / "specbatch-data" / "specbatch.db")
+    write(path / "prompts.parquet", [f"def f{i}(x):" for i in range(12)])
+    return path
 
 
 @pytest.fixture

@@ -58,10 +58,10 @@ def test_a_sender_killed_before_it_notes_what_it_sent_leaves_it_to_the_next(
         killed.wait(120)
 
     receiver.before = before
-    order = ["submit-job", *map(str, job), "--local", "--notify", "ops"]
-    with (folder / "log").open("wb") as log:
-        running = forks.fork(*order, environment={}, cwd=folder, stdout=log, stderr=log)
-        assert arrived.wait(120), (folder / "log").read_text()
+    command = ("submit-job", *map(str, job), "--local", "--notify", "ops")
+    with forks.open_memory() as said:
+        running = forks.fork(*command, environment={}, cwd=folder, stdout=said, stderr=said)
+        assert arrived.wait(120)
         running.kill()
         running.wait(120)
     killed.set()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from cli.conftest import called_in
 
 from specbatch.pipeline.outputs.outputs import read_manifest, read_output
 from support.models import TinyPair, tiny_llama
@@ -25,43 +29,69 @@ def of_text(given) -> float:
 Spec = Callable[..., Path]
 
 
+def spec_in(folder: Path, pair: TinyPair, name: str = "pick.yaml", **sections: Any) -> Path:
+    """A spec file: sections that are given are laid over a small pick's; None leaves one out."""
+    values: dict[str, Any] = {
+        "input": {"uri": "prompts.parquet"},
+        "output": {"uri": "picked"},
+        "verifier": str(pair.verifier),
+        "sampling": {"max_tokens": 6, "temperature": 0.7},
+        "group_size": 5,
+        "pick": {
+            "model": str(pair.draft),
+            "sampling": {"n": 3, "temperature": 0.9},
+            "by": JUDGE,
+            "least": 0.5,
+        },
+    }
+    for section, given in sections.items():
+        values[section] = values.get(section, {}) | given if isinstance(given, dict) else given
+    path = folder / name
+    path.write_text(yaml.safe_dump({k: v for k, v in values.items() if v is not None}))
+    return path
+
+
 @pytest.fixture
 def spec(folder: Path, tiny_pair: TinyPair) -> Spec:
-    """Writes a spec file: sections that are given are laid over a small pick's."""
+    """Writes a spec file into the working folder."""
+    return partial(spec_in, folder, tiny_pair)
 
-    def write(**sections: Any) -> Path:
-        values: dict[str, Any] = {
-            "input": {"uri": "prompts.parquet"},
-            "output": {"uri": "picked"},
-            "verifier": str(tiny_pair.verifier),
-            "sampling": {"max_tokens": 6, "temperature": 0.7},
-            "group_size": 5,
-            "pick": {
-                "model": str(tiny_pair.draft),
-                "sampling": {"n": 3, "temperature": 0.9},
-                "by": JUDGE,
-                "least": 0.5,
-            },
-        }
-        for name, section in sections.items():
-            values[name] = values.get(name, {}) | section if isinstance(section, dict) else section
-        path = folder / "pick.yaml"
-        path.write_text(yaml.safe_dump(values))
-        return path
 
-    return write
+@dataclass(frozen=True)
+class Picks:
+    """A folder with two picks of the same input, and what the verifier writes alone."""
+
+    folder: Path
+    every_row: dict[str, Any]  # what was printed of the pick of all rows, into `all`
+    of_some: dict[str, Any]  # of one whose least score is the first one's median, into `picked`
+    least: float
+    alone: dict[str, str]  # texts by id
+
+
+@pytest.fixture(scope="module")
+def made(shared_folder: Path, tiny_pair: TinyPair) -> Picks:
+    folder, pair = shared_folder, tiny_pair
+    shutil.copy(folder / "prompts.parquet", folder / "all.parquet")
+    whole = {"input": {"uri": "all.parquet"}, "output": {"uri": "all"}, "pick": {"least": 0.0}}
+    every_row = called_in(
+        folder, "pick", spec_in(folder, pair, "all.yaml", **whole), "--local", "--json"
+    )
+    scores = sorted(row["score"] for row in rows(folder / "all"))
+    least = scores[len(scores) // 2]
+    some = spec_in(folder, pair, "some.yaml", pick={"least": least})
+    of_some = called_in(folder, "pick", some, "--local", "--json")
+    own = spec_in(folder, pair, "alone.yaml", pick=None, output={"uri": "alone"})
+    called_in(folder, "submit-job", own, "--local")
+    alone = {row["id"]: row["text"] for row in rows(folder / "alone")}
+    return Picks(folder, every_row.json, of_some.json, least, alone)
 
 
 @pytest.fixture
-def alone(cli: Any, spec: Spec) -> dict[str, str]:
-    """What the verifier writes without candidates, by id."""
-    path = spec(output={"uri": "alone"})
-    values = yaml.safe_load(path.read_text())
-    del values["pick"]
-    path.write_text(yaml.safe_dump(values))
-    made = cli("submit-job", path, "--local")
-    assert made.code == 0, made.err
-    return {row["id"]: row["text"] for row in rows("alone")}
+def picks(cli: Any, made: Picks, monkeypatch: pytest.MonkeyPatch) -> Picks:
+    """The same for all tests, in their working folder."""
+    assert cli
+    monkeypatch.chdir(made.folder)
+    return made
 
 
 def rows(folder: str | Path) -> list[dict[str, Any]]:
@@ -74,19 +104,11 @@ def digests(folder: str) -> dict[str, str]:
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def median_score(folder: str) -> float:
-    scores = sorted(row["score"] for row in rows(folder))
-    middle: float = scores[len(scores) // 2]
-    return middle
-
-
 def test_the_best_is_picked_above_the_least_and_the_verifier_writes_the_rest(
-    cli: Any, spec: Spec, tiny_pair: TinyPair, alone: dict[str, str]
+    picks: Picks, tiny_pair: TinyPair
 ) -> None:
-    everything = cli("pick", spec(pick={"least": 0.0}, output={"uri": "all"}), "--local", "--json")
-    assert everything.code == 0, everything.err
-    assert everything.json["rows"] == counts(picked=ROWS)
-    assert everything.json["jobs"]["own"] is None
+    assert picks.every_row["rows"] == counts(picked=ROWS)
+    assert picks.every_row["jobs"]["own"] is None
     candidates = {(row["id"], row["sample_index"]): row for row in rows("all-candidates")}
     assert len(candidates) == 3 * ROWS
     best = {row["id"]: row for row in rows("all")}
@@ -99,21 +121,18 @@ def test_the_best_is_picked_above_the_least_and_the_verifier_writes_the_rest(
         )
         assert row["written_by"] == of["verifier"] == str(tiny_pair.draft)
 
-    least = median_score("all")
-    some = cli("pick", spec(pick={"least": least}), "--local", "--json")
-    assert some.code == 0, some.err
-    jobs, found = some.json["jobs"], {row["id"]: row for row in rows("picked")}
-    assert list(found) == list(alone), "in the order of the input"
+    jobs, found = picks.of_some["jobs"], {row["id"]: row for row in rows("picked")}
+    assert list(found) == list(picks.alone), "in the order of the input"
     for row_id, row in found.items():
-        if best[row_id]["score"] >= least:
+        if best[row_id]["score"] >= picks.least:
             assert (row["text"], row["score"]) == (best[row_id]["text"], best[row_id]["score"])
             assert (row["written_by"], row["job"]) == (str(tiny_pair.draft), jobs["candidates"])
         else:
-            assert (row["text"], row["score"]) == (alone[row_id], None)
+            assert (row["text"], row["score"]) == (picks.alone[row_id], None)
             assert (row["written_by"], row["job"]) == (str(tiny_pair.verifier), jobs["own"])
     picked = sum(row["score"] is not None for row in found.values())
     assert 0 < picked < ROWS
-    assert some.json["rows"] == counts(picked=picked, own=ROWS - picked)
+    assert picks.of_some["rows"] == counts(picked=picked, own=ROWS - picked)
 
 
 def counts(picked: int = 0, own: int = 0, without: int = 0, rejected: int = 0) -> dict[str, int]:
@@ -126,24 +145,22 @@ def counts(picked: int = 0, own: int = 0, without: int = 0, rejected: int = 0) -
 
 
 def test_the_manifest_says_by_which_rule_and_the_same_command_writes_the_same(
-    cli: Any, spec: Spec, tiny_pair: TinyPair
+    cli: Any, picks: Picks, tiny_pair: TinyPair
 ) -> None:
-    done = cli("pick", spec(), "--local", "--json")
-    assert done.code == 0, done.err
     info = read_manifest("picked").info
     assert "verification" not in info
     said = info["pick"]
-    assert (said["by"], said["least"]) == (JUDGE, 0.5)
+    assert (said["by"], said["least"]) == (JUDGE, picks.least)
     assert (said["candidates_by"], said["verifier"]) == (
         str(tiny_pair.draft),
         str(tiny_pair.verifier),
     )
     assert "not what the verifier would have written" in said["says"]
-    assert said["jobs"] == done.json["jobs"]
+    assert said["jobs"] == picks.of_some["jobs"]
     of_jobs = [cli("show", job, "--json").json["cost_usd"] for job in said["jobs"].values() if job]
     assert said["cost_usd"]["total"] == pytest.approx(sum(of_jobs))
     before, jobs = digests("picked"), cli("jobs", "--json").out
-    again = cli("pick", spec(), "--local")
+    again = cli("pick", "some.yaml", "--local")
     assert again.code == 0, again.err
     assert "makes the candidates of this pick, and is done" in again.err
     assert "picked: " in again.out
@@ -159,12 +176,10 @@ def test_scores_are_those_of_best_by_bit_for_bit(cli: Any, spec: Spec, tiny_pair
     done = cli("pick", spec(pick=itself), "--local")
     assert done.code == 0, done.err
     path = spec(
+        pick=None,
         output={"uri": "best", "keep_best": 1, "best_by": JUDGE},
         sampling={"n": 3, "temperature": 0.9},
     )
-    values = yaml.safe_load(path.read_text())
-    del values["pick"]
-    path.write_text(yaml.safe_dump(values))
     assert cli("submit-job", path, "--local").code == 0
     same = ("id", "sample_index", "text", "score")
     assert [[row[name] for name in same] for row in rows("picked")] == [
@@ -173,7 +188,7 @@ def test_scores_are_those_of_best_by_bit_for_bit(cli: Any, spec: Spec, tiny_pair
 
 
 def test_a_package_s_scorer_picks_where_the_candidates_are_written(
-    cli: Any, spec: Spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: dict[str, str]
+    cli: Any, spec: Spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Picks
 ) -> None:
     lines = {"specbatch.scorers": "of-text = our_scorers:of_text"}
     install(monkeypatch, tmp_path / "site-packages", "our_scorers", SCORER, lines)
@@ -187,7 +202,7 @@ def test_a_package_s_scorer_picks_where_the_candidates_are_written(
         if score >= 80:
             assert (row["text"], row["score"]) == (text, score)
         else:
-            assert (row["text"], row["score"]) == (alone[row["id"]], None)
+            assert (row["text"], row["score"]) == (made.alone[row["id"]], None)
     assert 0 < done.json["rows"]["own"] < ROWS
 
 
@@ -248,23 +263,31 @@ def test_rows_that_could_not_be_read_are_in_the_output(
     ]
 
 
-def test_an_interrupted_pick_goes_on_where_it_stopped(
-    cli: Any, spec: Spec, redis_url: str, monkeypatch: pytest.MonkeyPatch
+def test_an_interrupted_pick_goes_on_where_it_stopped_and_a_purged_one_does_not(
+    cli: Any, folder: Path, spec: Spec, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stopped = cli("pick", spec(), "--local", "--timeout", 0)
+    path = spec(pick={"least": 1.0})
+    stopped = cli("pick", path, "--local", "--timeout", 0)
     assert stopped.code == 6
     assert "to resume it: run the same command again" in stopped.complaint
     with monkeypatch.context() as elsewhere:  # workers elsewhere, of which there are none
         elsewhere.setenv("SPECBATCH_BROKER_URL", redis_url)
-        waiting = cli("pick", spec())
+        waiting = cli("pick", path)
         assert waiting.code == 0, waiting.err
         assert "once job" in waiting.err
     (job,) = cli("jobs", "--json").json
     assert waiting.out.strip() == job["job"]
-    done = cli("pick", spec(), "--local", "--json")
+    done = cli("pick", path, "--local", "--json")
     assert done.code == 0, done.err
     assert done.json["jobs"]["candidates"] == job["job"]
+    assert done.json["rows"] == counts(own=ROWS)
     assert len(rows("picked")) == ROWS
+    assert list(folder.rglob("pick-*.parquet")), "the inputs of its other jobs"
+    assert cli("purge", "--job", job["job"]).code == 0
+    assert not list(folder.rglob("pick-*.parquet"))
+    refused = cli("pick", path, "--local")
+    assert refused.code == 2
+    assert "was purged" in refused.complaint
 
 
 def test_workers_elsewhere_get_one_job_at_a_time_and_must_read_what_was_asked(
@@ -291,18 +314,6 @@ def test_workers_elsewhere_get_one_job_at_a_time_and_must_read_what_was_asked(
     assert refused.code == 4
     assert "was changed or damaged" in refused.complaint
     assert not Path("picked/manifest.json").exists()
-
-
-def test_purged_candidates_are_not_picked_again(cli: Any, folder: Path, spec: Spec) -> None:
-    done = cli("pick", spec(pick={"least": 1.0}), "--local", "--json")
-    assert done.code == 0, done.err
-    assert done.json["rows"] == counts(own=ROWS)
-    assert list(folder.rglob("pick-*.parquet")), "the inputs of its other jobs"
-    assert cli("purge", "--job", done.json["jobs"]["candidates"]).code == 0
-    assert not list(folder.rglob("pick-*.parquet"))
-    refused = cli("pick", spec(pick={"least": 1.0}), "--local")
-    assert refused.code == 2
-    assert "was purged" in refused.complaint
 
 
 def test_a_budget_is_of_all_jobs_together(cli: Any, spec: Spec) -> None:
@@ -361,17 +372,20 @@ def test_models_of_other_tokens_and_private_tenants_are_refused(
     assert "are kept hash-only" in refused.complaint
 
 
-def test_an_output_of_something_else_is_left_alone(cli: Any, spec: Spec) -> None:
-    assert cli("pick", spec(pick={"least": 0.0}), "--local").code == 0
-    before = digests("picked")
-    refused = cli("pick", spec(pick={"least": 0.1}), "--local")
+def test_an_output_of_something_else_is_left_alone(
+    cli: Any, picks: Picks, tiny_pair: TinyPair
+) -> None:
+    before = digests("all")
+    whole = {"input": {"uri": "all.parquet"}, "output": {"uri": "all"}}
+    other = spec_in(picks.folder, tiny_pair, "other.yaml", pick={"least": 0.1}, **whole)
+    refused = cli("pick", other, "--local")
     assert refused.code == 2
     assert "which `specbatch pick` has for another spec or" in refused.complaint
-    pq.write_table(pq.read_table("prompts.parquet").slice(1), "prompts.parquet")
-    refused = cli("pick", spec(pick={"least": 0.0}), "--local")
+    pq.write_table(pq.read_table("prompts.parquet").slice(1), "all.parquet")
+    refused = cli("pick", "all.yaml", "--local")
     assert refused.code == 2, "the input has changed"
     assert "for another spec or input: choose" in refused.complaint
-    assert digests("picked") == before
+    assert digests("all") == before
 
 
 def test_without_a_broker_or_local_nothing_is_held(cli: Any, spec: Spec) -> None:

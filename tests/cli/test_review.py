@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from cli.conftest import called_in
 
 from specbatch.pipeline.outputs.outputs import read_output
+from support.models import TinyPair
 
 
 @pytest.fixture
 def held(cli: Any, job: Any, tmp_path: Path) -> str:
     """A job all of whose rows wait; its id."""
-    spec = tmp_path / "judged.yaml"
+    assert cli
+    return hold(tmp_path, job)
+
+
+@pytest.fixture(scope="module")
+def undecided(shared_folder: Path, tiny_pair: TinyPair) -> tuple[Path, str]:
+    """Where there is one, and its id, for all tests that decide nothing."""
+    models = ("--verifier", tiny_pair.verifier, "--proposer", tiny_pair.draft)
+    job = ("--input", "prompts.parquet", "--max-tokens", 6, *models)
+    return shared_folder, hold(shared_folder, job)
+
+
+def hold(folder: Path, job: Iterable[object]) -> str:
     policy = {"use": "patterns", "patterns": {"any": "(?s).*"}, "verdict": "review"}
+    spec = folder / "judged.yaml"
     spec.write_text(yaml.safe_dump({"policies": [policy]}))
-    made = cli("submit-job", str(spec), *job, "--local", "--json", "--output", "held")
-    assert made.code == 0, made.err
+    made = called_in(folder, "submit-job", spec, *job, "--local", "--json", "--output", "held")
     found: str = made.json["job"]
     return found
 
@@ -62,8 +77,14 @@ def test_what_waits_is_listed_and_decided_once(cli: Any, held: str) -> None:
     ],
 )
 def test_a_wrong_decision_changes_nothing(
-    cli: Any, held: str, options: tuple[str, ...], words: str
+    cli: Any,
+    undecided: tuple[Path, str],
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+    words: str,
 ) -> None:
+    folder, held = undecided
+    monkeypatch.chdir(folder)
     refused = cli("review", held, *options)
     assert refused.code == 2
     assert words in refused.err

@@ -20,7 +20,7 @@ from support.models import TinyPair, tiny_llama
 
 pytestmark = pytest.mark.pipeline  # runs models
 
-ROWS, GROUP = 64, 1
+ROWS = 64
 
 
 @pytest.fixture
@@ -46,11 +46,13 @@ def priced_by_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Trial, "seen", seen)
 
 
-def submit(cli: Any, store: Store, pair: TinyPair, name: str) -> dict[int, tuple[int, ...]]:
+def submit(
+    cli: Any, store: Store, pair: TinyPair, name: str, rows: str = "rows.parquet", group: int = 1
+) -> dict[int, tuple[int, ...]]:
     done = cli(
-        *("submit-job", "--local", "--input", "rows.parquet", "--output", name, "--json"),
+        *("submit-job", "--local", "--input", rows, "--output", name, "--json"),
         *("--verifier", pair.verifier, "--proposer", pair.draft, "--max-tokens", 12),
-        *("--dtype", "float32", "--sources", "draft-model", "--depth", 3, "--group-size", GROUP),
+        *("--dtype", "float32", "--sources", "draft-model", "--depth", 3, "--group-size", group),
     )
     assert done.code == 0, done.err
     job = done.json["job"]
@@ -70,7 +72,7 @@ def roll_out(cli: Any, store: Store, present: Path, candidate: Path) -> Rollout:
 def test_useless_drafts_of_a_candidate_end_its_rollout(
     cli: Any, store: Store, tmp_path: Path, tiny_pair: TinyPair
 ) -> None:
-    before = submit(cli, store, tiny_pair, "before")
+    before = submit(cli, store, tiny_pair, "before", group=ROWS)
     useless = tiny_llama(tmp_path / "useless", vocab_size=300, seed=99)
     begun = roll_out(cli, store, tiny_pair.verifier, useless)
     pair = TinyPair(tiny_pair.verifier, tiny_pair.verifier)
@@ -93,7 +95,7 @@ def test_a_better_candidate_is_promoted_before_the_next_job(
     first = submit(cli, store, pair, "first")
     (decided,) = store.rollouts()
     assert (decided.outcome, decided.share) == (Outcome.BETTER, 1.0)
-    assert submit(cli, store, pair, "second") == first
+    assert submit(cli, store, pair, "second", group=ROWS) == first
     assert store.rollouts() == []
     present = store.deployments()[0]
     assert present.fingerprint == begun.fingerprint
@@ -107,7 +109,7 @@ def test_a_ratio_test_is_drafted_for_by_its_own_model_alone(
     roll_out(cli, store, tiny_pair.verifier, useless)
     ratio = ("--verification", "rejection", "--temperature", 1)
     done = cli(
-        *("submit-job", "--local", "--input", "rows.parquet", "--output", "ratio", "--json"),
+        *("submit-job", "--local", "--input", "prompts.parquet", "--output", "ratio", "--json"),
         *("--verifier", tiny_pair.verifier, "--proposer", tiny_pair.verifier, "--max-tokens", 8),
         *("--dtype", "float32", "--sources", "draft-model", "--depth", 3, *ratio),
     )
@@ -125,7 +127,7 @@ def test_a_candidate_that_is_not_there_stops_no_job(
     roll_out(cli, store, tiny_pair.verifier, gone)
     gone.rename(tmp_path / "elsewhere")
     pair = TinyPair(tiny_pair.verifier, tiny_pair.verifier)
-    assert len(submit(cli, store, pair, "alone")) == ROWS
+    assert len(submit(cli, store, pair, "alone", "prompts.parquet")) == 12
     (rollout,) = store.rollouts()
     assert store.rollout_groups(rollout.number) == []
 
@@ -140,4 +142,4 @@ def test_a_candidate_that_cannot_stand_beside_the_model_stops_no_job(
         candidate = tiny_llama(tmp_path / tiny_pair.verifier.name, vocab_size=300, seed=99)
     roll_out(cli, store, tiny_pair.verifier, candidate)
     pair = TinyPair(tiny_pair.verifier, tiny_pair.verifier)
-    assert len(submit(cli, store, pair, "alone")) == ROWS
+    assert len(submit(cli, store, pair, "alone", "prompts.parquet")) == 12

@@ -7,22 +7,26 @@ import signal
 import socket
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
+from cli.conftest import write
 
 from specbatch.jobs.cli.second_process import with_next_port
 from specbatch.pipeline.outputs.outputs import read_output
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.settings import Settings
-from support import demo
+from support.models import TinyPair
 from support.scraping import scrape
 from support.servers import free_port
 from support.workers import WorkerProcess, command, wait_until, worker
 
 pytestmark = pytest.mark.pipeline  # starts processes
 
-MODELS = ("--verifier", str(demo.VERIFIER), "--proposer", "none")
-JOB = ("submit-job", "--input", str(demo.PROMPTS), *MODELS, "--max-tokens", "4")
+ROWS = 12
+
+
+@pytest.fixture
+def models(tiny_pair: TinyPair) -> tuple[str, ...]:
+    return ("--verifier", str(tiny_pair.verifier), "--proposer", "none")
 
 
 def beside(one: WorkerProcess) -> list[int]:
@@ -52,21 +56,23 @@ def environment_of(redis_url: str, folder: Path) -> dict[str, str]:
 
 
 def test_the_process_beside_may_be_killed_and_ends_with_the_engines(
-    redis_url: str, tmp_path: Path
+    redis_url: str, tmp_path: Path, models: tuple[str, ...]
 ) -> None:
+    write(tmp_path / "prompts.parquet", [f"def f{i}(x):" for i in range(ROWS)])
+    job = ("submit-job", "--input", "prompts.parquet", "--output", "out", *models)
     port = free_port()
     environment = environment_of(redis_url, tmp_path) | {"SPECBATCH_METRICS_PORT": str(port)}
-    with worker("all", *MODELS, environment=environment, cwd=tmp_path) as one:
+    with worker("all", *models, environment=environment, cwd=tmp_path) as one:
         (killed,) = wait_until("it runs", lambda: beside(one), [one])
         os.kill(killed, signal.SIGKILL)
         wait_until("another runs", lambda: beside(one) not in ([], [killed]), [one])
         (another,) = beside(one)
-        command(*JOB, "--output", "out", "--wait", environment=environment, cwd=tmp_path)
-        rows = pq.read_metadata(demo.PROMPTS).num_rows
-        assert read_output(str(tmp_path / "out")).num_rows == rows
+        more = ("--max-tokens", "4", "--wait")
+        command(*job, *more, environment=environment, cwd=tmp_path)
+        assert read_output(str(tmp_path / "out")).num_rows == ROWS
         # Each serves what it counts on a port of its own, the new one too.
         assert scrape(port).total("specbatch_engine_verifier_calls_total") > 0
-        assert scrape(port + 1).total("specbatch_completions_total") == rows
+        assert scrape(port + 1).total("specbatch_completions_total") == ROWS
         assert niceness(another) > niceness(one.process.pid)
         assert f"ended with -{int(signal.SIGKILL)}; another is started" in one.text()
         one.kill()
@@ -74,10 +80,10 @@ def test_the_process_beside_may_be_killed_and_ends_with_the_engines(
 
 
 def test_a_worker_that_is_asked_to_end_takes_the_process_beside_along(
-    redis_url: str, tmp_path: Path
+    redis_url: str, tmp_path: Path, models: tuple[str, ...]
 ) -> None:
     environment = environment_of(redis_url, tmp_path)
-    with worker("all", *MODELS, environment=environment, cwd=tmp_path) as one:
+    with worker("all", *models, environment=environment, cwd=tmp_path) as one:
         (other,) = wait_until("it runs", lambda: beside(one), [one])
         wait_until("it listens", lambda: "worker for" in one.text(), [one])
         one.end()

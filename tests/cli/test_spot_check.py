@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from cli.conftest import called_in
 
 from specbatch.pipeline.operations.spot_checks import Selection
 from specbatch.pipeline.outputs.outputs import read_output
@@ -16,16 +17,35 @@ from specbatch.pipeline.policy.ratios import share_of
 from support.models import TinyPair, tiny_llama
 
 
-@pytest.fixture
-def small(cli: Any, tiny_pair: TinyPair) -> str:
+def make_small(folder: Path, pair: TinyPair) -> str:
     """A job of the small model alone; its id."""
-    made = cli(
+    made = called_in(
+        folder,
         *("submit-job", "--input", "prompts.parquet", "--output", "small", "--max-tokens", 6),
-        *("--verifier", tiny_pair.draft, "--temperature", 0.7, "--local", "--json"),
+        *("--verifier", pair.draft, "--temperature", 0.7, "--local", "--json"),
     )
-    assert made.code == 0, made.err
     found: str = made.json["job"]
     return found
+
+
+@pytest.fixture
+def own_small(cli: Any, folder: Path, tiny_pair: TinyPair) -> str:
+    """One that a test may purge, or whose checks it looks for in the folder."""
+    assert cli
+    return make_small(folder, tiny_pair)
+
+
+@pytest.fixture(scope="module")
+def made(shared_folder: Path, tiny_pair: TinyPair) -> tuple[Path, str]:
+    return shared_folder, make_small(shared_folder, tiny_pair)
+
+
+@pytest.fixture
+def small(cli: Any, made: tuple[Path, str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """One for all tests; each has another check."""
+    assert cli
+    monkeypatch.chdir(made[0])
+    return made[1]
 
 
 def texts(folder: str | Path) -> dict[str, str]:
@@ -43,10 +63,10 @@ def rows_drawn(selection: Selection) -> Iterator[str]:
 
 
 def test_drawn_rows_are_written_again_and_compared(
-    cli: Any, small: str, tiny_pair: TinyPair
+    cli: Any, own_small: str, tiny_pair: TinyPair
 ) -> None:
     flags = ("--by", tiny_pair.verifier, "--share", 0.5, "--seed", 3)
-    done = cli("spot-check", small, *flags, "--local", "--json")
+    done = cli("spot-check", own_small, *flags, "--local", "--json")
     assert done.code == 0, done.err
     found, mine, theirs = done.json, texts("small"), checked()
     assert list(theirs) == list(rows_drawn(Selection(0.5, 3)))
@@ -64,21 +84,21 @@ def test_drawn_rows_are_written_again_and_compared(
     assert alone.code == 0, alone.err
     assert {row: text for row, text in texts("large").items() if row in theirs} == theirs
 
-    again = cli("spot-check", small, *flags)
+    again = cli("spot-check", own_small, *flags)
     assert again.code == 0, again.err
     assert f"job {found['check']} is this check, and done" in again.err
     assert f"{same} of {len(theirs)} rows are the same" in again.out
-    assert cli("spot-check", small, *flags, "--json").json == found
+    assert cli("spot-check", own_small, *flags, "--json").json == found
 
 
 def test_a_model_agrees_with_itself_and_its_outputs_were_drafts(
     cli: Any, small: str, tiny_pair: TinyPair
 ) -> None:
     flags = ("--by", tiny_pair.draft, "--share", 1, "--local", "--least", 100)
-    done = cli("spot-check", small, *flags)
+    done = cli("spot-check", small, *flags, "--output", "itself")
     assert done.code == 0, done.err
     assert "12 of 12 rows are the same (100.0%)" in done.out
-    assert texts("small") == checked()
+    assert texts("small") == texts("itself")
 
 
 def test_less_agreement_than_asked_for_is_an_exit_code(
@@ -106,36 +126,28 @@ def test_flagged_rows_are_checked_and_told_apart(cli: Any, small: str, tiny_pair
     }
 
 
-def test_a_purge_deletes_the_prompts_of_a_check(
-    cli: Any, folder: Path, small: str, tiny_pair: TinyPair
+def test_the_prompts_of_a_check_are_not_believed_once_changed_and_go_with_a_purge(
+    cli: Any, folder: Path, own_small: str, tiny_pair: TinyPair
 ) -> None:
     flags = ("--by", tiny_pair.verifier, "--share", 1, "--local")
-    assert cli("spot-check", small, *flags).code == 0
+    assert cli("spot-check", own_small, *flags).code == 0
     (prompts,) = folder.rglob("spot-check-*.parquet")
-    assert pq.read_table(prompts).num_rows == 12
-    assert cli("purge", "--job", small).code == 0
+    table = pq.read_table(prompts)
+    assert table.num_rows == 12
+    for changed in (table.slice(0, 5), table.set_column(5, "row_index", table["row_index"][::-1])):
+        pq.write_table(changed, prompts)
+        refused = cli("spot-check", own_small, *flags)
+        assert refused.code == 4
+        assert "was changed or damaged since" in refused.complaint
+    assert cli("purge", "--job", own_small).code == 0
     assert not prompts.exists()
-    refused = cli("spot-check", small, *flags)
+    refused = cli("spot-check", own_small, *flags)
     assert refused.code == 2
     assert "was purged" in refused.complaint
 
 
-def test_a_file_of_prompts_that_was_changed_is_not_believed(
-    cli: Any, folder: Path, small: str, tiny_pair: TinyPair
-) -> None:
-    flags = ("--by", tiny_pair.verifier, "--share", 1, "--local")
-    assert cli("spot-check", small, *flags).code == 0
-    (prompts,) = folder.rglob("spot-check-*.parquet")
-    table = pq.read_table(prompts)
-    for changed in (table.slice(0, 5), table.set_column(5, "row_index", table["row_index"][::-1])):
-        pq.write_table(changed, prompts)
-        refused = cli("spot-check", small, *flags)
-        assert refused.code == 4
-        assert "was changed or damaged since" in refused.complaint
-
-
 def test_a_check_that_was_purged_found_nothing(cli: Any, small: str, tiny_pair: TinyPair) -> None:
-    flags = ("--by", tiny_pair.verifier, "--share", 1, "--local", "--json")
+    flags = ("--by", tiny_pair.verifier, "--share", 1, "--seed", 8, "--local", "--json")
     done = cli("spot-check", small, *flags)
     assert done.code == 0, done.err
     assert cli("purge", "--job", done.json["check"]).code == 0
@@ -181,7 +193,7 @@ def test_rows_that_a_policy_withholds_are_left_out(
 
 
 def test_a_check_that_fails_says_why(cli: Any, small: str, tiny_pair: TinyPair) -> None:
-    flags = ("--by", tiny_pair.verifier, "--share", 1, "--local")
+    flags = ("--by", tiny_pair.verifier, "--share", 1, "--seed", 9, "--local")
     own = cli("spot-check", small, *flags, "--output", "small")
     assert own.code == 2
     assert "is the output of job" in own.complaint
@@ -219,10 +231,11 @@ def test_outputs_that_depend_on_drafts_are_not_compared(
 def test_what_cannot_be_checked_is_said(
     cli: Any, small: str, tiny_pair: TinyPair, flags: tuple[object, ...], words: str
 ) -> None:
+    before = cli("jobs", "--json").json
     refused = cli("spot-check", small, "--by", tiny_pair.verifier, *flags, "--local")
     assert refused.code == 2
     assert words in refused.complaint
-    assert len(cli("jobs", "--json").out.splitlines()) == 1
+    assert cli("jobs", "--json").json == before
 
 
 def test_models_of_other_tokens_cannot_check(cli: Any, small: str, tmp_path: Path) -> None:

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import subprocess
-import sys
-import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NoReturn
 
+import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 import yaml
 
-from specbatch.pipeline.bootstrap import make_client, make_store
+from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.schemas.settings import Settings
+from support import forks
 from support.models import TinyPair
+from support.workers import WAIT_SEC, wait_until
 
 KEYS = [
     *("job", "name", "state", "rows", "rows_failed", "tokens", "acceptance_rate", "cost_usd"),
@@ -151,25 +150,26 @@ def test_an_output_of_another_job_is_refused_before_a_job_is_made(cli: Any, job:
 def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(
     cli: Any, job: Any, folder: Path
 ) -> None:
-    keyed = [*map(str, job), "--max-tokens", "400", "--ignore-eos", "--group-size", "4"]
-    keyed += ["--local", "--idempotency-key", "k"]
-    code = "from specbatch.jobs.cli.submit_job import main; main()"
-    with subprocess.Popen(
-        [sys.executable, "-c", code, *keyed],
-        cwd=folder,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},  # else another class
-    ) as running:
-        _wait_for_groups(folder)
-        running.send_signal(signal.SIGINT)
-        _, err = running.communicate(timeout=240)
+    keyed = [*map(str, job), "--max-tokens", "200", "--ignore-eos", "--group-size", "4"]
+    keyed += ["--local", "--idempotency-key", "k", "--json"]
+    with forks.open_memory() as out, (folder / "log").open("wb") as log:
+        running = forks.fork(
+            *("submit-job", *keyed), environment={}, cwd=folder, stdout=out, stderr=log
+        )
+        try:
+            _wait_for_groups(folder)
+            running.send_signal(signal.SIGINT)
+            running.wait(WAIT_SEC)
+        finally:
+            running.kill()
+            running.wait()
+    err = (folder / "log").read_text()
     assert running.returncode == 130, err
     assert "run the same command again" in err
     assert "Traceback" not in err
     assert cli("jobs", "--state", "interrupted", "--json").json
-    assert cli("submit-job", *keyed, "--json").json["state"] == "done"
+    again = forks.run("submit-job", *keyed, environment={}, cwd=folder, timeout=WAIT_SEC)
+    assert orjson.loads(again.stdout)["state"] == "done", again.stderr
 
 
 def test_a_job_of_another_class_is_not_waited_for(cli: Any, job: Any, folder: Path) -> None:
@@ -200,13 +200,11 @@ def _submitted(cli: Any, job: Any) -> str:
 
 def _wait_for_groups(folder: Path) -> None:
     settings = Settings(workspace=str(folder / "specbatch-data"))
-    store = make_store(settings)
-    client = make_client(settings, lambda _work: None, store)
-    deadline = time.monotonic() + 240
-    while not any(client.progress(job.job_id).groups_total for job in client.jobs()):
-        assert time.monotonic() < deadline, "no group was planned"
-        time.sleep(0.1)
-    store.close()
+    with closing(make_store(settings)) as store:
+        wait_until(
+            "a group is planned",
+            lambda: any(store.progress(job.job_id).groups_total for job in store.list_jobs()),
+        )
 
 
 BEFORE = {

@@ -38,36 +38,27 @@ def tokens_of(tiny_pair: TinyPair, texts: list[str]) -> list[int]:
 def test_a_template_makes_the_prompts_of_a_job(
     cli: Any, job: Any, folder: Path, tiny_pair: TinyPair
 ) -> None:
-    tokens = tokens_of(tiny_pair, [f"def f{i}(x):  # {{was}} row-{i}" for i in range(12)])
+    """By whatever way it is given: the output is that of the same prompts in a column."""
+    prompts = [f"def f{i}(x):  # {{was}} row-{i}" for i in range(12)]
+    tokens = tokens_of(tiny_pair, prompts)
     (folder / "t.txt").write_text(TEMPLATE + "\n")
     (folder / "t.yaml").write_text(yaml.safe_dump({"input": {"template": TEMPLATE}}))
-    made = {
-        "flag": ("--template", TEMPLATE),
-        "file": ("--template-file", "t.txt"),
-        "spec": (),
-    }
-    written = {}
-    for name, flags in made.items():
-        spec = ["t.yaml"] if name == "spec" else []
-        flags = (*job, *flags, "--output", name, "--local", "--json")
-        assert cli("submit-job", *spec, *flags).json["state"] == "done"
-        output = read_output(name)
-        assert output["prompt_tokens"].to_pylist() == tokens
-        written[name] = output.select(["id", "token_ids", "text"])
-    assert written["flag"] == written["file"] == written["spec"]
-
-
-def test_the_output_is_that_of_the_same_prompts_in_a_column(
-    cli: Any, job: Any, folder: Path
-) -> None:
     table = pq.read_table("prompts.parquet")
-    prompts = [f"def f{i}(x):  # {{was}} row-{i}" for i in range(12)]
     pq.write_table(table.set_column(1, "prompt", [prompts]), folder / "made.parquet")
+    ways = (("--template", TEMPLATE), ("--template-file", "t.txt"), ("t.yaml",))
+    for way in ways:
+        first = cli("submit-job", *way, *job, "--dry-run", "--json").json["first_prompts"]
+        assert [one["text"] for one in first] == prompts[:3]
+        assert [one["tokens"] for one in first] == tokens[:3]
+    ended = cli("submit-job", *job, *ways[0], "--output", "made", "--local", "--json").json
     cli("submit-job", *job, "--input", "made.parquet", "--output", "column", "--local")
-    cli("submit-job", *job, "--template", TEMPLATE, "--output", "made", "--local")
     column, made = (read_output(name) for name in ("column", "made"))
     same = ["id", "seed", "prompt_tokens", "token_ids", "logprobs", "text"]
     assert made.select(same) == column.select(same)
+    assert made["prompt_tokens"].to_pylist() == tokens
+    (folder / "prompts.parquet").unlink()  # a replay needs no columns
+    replayed = cli("replay", f"{ended['job']}/3")
+    assert replayed.code == 0, replayed.err
 
 
 def test_a_dry_run_shows_three_prompts_with_their_tokens(
@@ -167,13 +158,6 @@ def test_a_job_shows_its_template_in_brief(cli: Any, job: Any, folder: Path) -> 
     assert "# {number} {prompt}" in Page(report.read_text()).text
     cli("report", ended.json["job"], "--output", report, "--no-texts")
     assert "# {number} {prompt}" not in Page(report.read_text()).text
-
-
-def test_a_replay_needs_no_columns(cli: Any, job: Any, folder: Path) -> None:
-    ended = cli("submit-job", *job, "--template", TEMPLATE, "--local", "--json")
-    (folder / "prompts.parquet").unlink()
-    replayed = cli("replay", f"{ended.json['job']}/3")
-    assert replayed.code == 0, replayed.err
 
 
 def test_what_is_left_of_a_stopped_job_needs_no_template(cli: Any, job: Any) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,61 +9,82 @@ from typing import Any
 
 import orjson
 import pytest
-from cli.conftest import write
+from cli.conftest import called_in, write
 
 from specbatch.pipeline.learning import checkpoints
 from specbatch.schemas.training import RECORD
+from support import forks
 from support.models import TinyPair, tiny_llama
-from support.workers import BIN, wait_until
+from support.workers import WAIT_SEC, wait_until
 
 pytestmark = pytest.mark.pipeline  # runs models
 
 ROWS = 60
 
 
-@pytest.fixture
-def taught(cli: Any, folder: Path, tiny_pair: TinyPair) -> list[object]:
-    """A job of the tiny pair has ended; the beginning of a command that learns from it."""
-    write(folder / "many.parquet", [f"def f{i}(x, y={i}):" for i in range(ROWS)])
-    done = cli(
-        *(
-            "submit-job",
-            "--local",
-            "--input",
-            "many.parquet",
-            "--output",
-            "out",
-            "--name",
-            "taught",
-        ),
-        *("--verifier", tiny_pair.verifier, "--proposer", tiny_pair.draft, "--max-tokens", 24),
-        *("--top-logprobs", 4, "--dtype", "float32", "--temperature", 0),
+def teach(folder: Path, pair: TinyPair, rows: int = ROWS) -> list[object]:
+    """A job of the pair has ended there; the beginning of a command that learns from it."""
+    write(folder / "many.parquet", [f"def f{i}(x, y={i}):" for i in range(rows)])
+    called_in(
+        folder,
+        *("submit-job", "--local", "--input", "many.parquet", "--output", "out"),
+        *("--name", "taught", "--verifier", pair.verifier, "--proposer", pair.draft),
+        *("--max-tokens", 24, "--top-logprobs", 4, "--dtype", "float32", "--temperature", 0),
     )
-    assert done.code == 0, done.err
-    return ["train", "--proposer", tiny_pair.draft, "--held-out", 0.4]
+    return ["train", "--proposer", pair.draft, "--held-out", 0.4]
+
+
+@pytest.fixture(scope="module")
+def shared(shared_folder: Path, tiny_pair: TinyPair) -> tuple[Path, list[object]]:
+    """For all tests that make no other job."""
+    return shared_folder, teach(shared_folder, tiny_pair)
+
+
+@pytest.fixture
+def taught(
+    cli: Any, shared: tuple[Path, list[object]], monkeypatch: pytest.MonkeyPatch
+) -> list[object]:
+    """In the folder where the job has ended. What a test writes goes to its own."""
+    assert cli
+    monkeypatch.chdir(shared[0])
+    return shared[1]
+
+
+@pytest.fixture
+def new(tmp_path: Path) -> Path:
+    """Where a training writes."""
+    return tmp_path / "new"
 
 
 def test_a_job_s_outputs_make_a_better_draft_model(
-    cli: Any, folder: Path, tiny_pair: TinyPair, taught: list[object]
+    cli: Any,
+    folder: Path,
+    tiny_pair: TinyPair,
+    taught: list[object],
+    new: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    done = cli(*taught, "--out", "new", "--steps", 60, "--learning-rate", 3e-3)
+    done = cli(*taught, "--out", new, "--steps", 60, "--learning-rate", 3e-3)
     assert done.code == 0, (done.out, done.err)
     assert "60 steps, best after" in done.out
-    assert "new: better than its parent" in done.out
+    assert f"{new}: better than its parent" in "".join(done.out.splitlines())
     assert "step 60 of 60" in done.err
-    record = orjson.loads((folder / "new" / RECORD).read_bytes())
+    record = orjson.loads((new / RECORD).read_bytes())
     assert [job["name"] for job in record["jobs"]] == ["taught"]
     assert record["data"]["with_top_logprobs"] == record["data"]["train"]["sequences"]
+    monkeypatch.chdir(folder)
     served = cli(
         *("submit-job", "--local", "--input", "prompts.parquet", "--output", "served", "--json"),
-        *("--verifier", tiny_pair.verifier, "--proposer", "new", "--max-tokens", 8),
+        *("--verifier", tiny_pair.verifier, "--proposer", new, "--max-tokens", 8),
         *("--dtype", "float32", "--sources", "draft-model"),
     )
     assert served.code == 0
 
 
-def test_a_model_that_learned_nothing_ends_with_3(cli: Any, taught: list[object]) -> None:
-    still = [*taught, "--out", "new", "--steps", 1, "--learning-rate", 0, "--json"]
+def test_a_model_that_learned_nothing_ends_with_3(
+    cli: Any, taught: list[object], new: Path
+) -> None:
+    still = [*taught, "--out", new, "--steps", 1, "--learning-rate", 0, "--json"]
     done = cli(*still)
     assert done.code == 3
     assert done.json["held_out"]["accepted_length"]["difference"]["value"] == 0
@@ -75,24 +94,28 @@ def test_a_model_that_learned_nothing_ends_with_3(cli: Any, taught: list[object]
 
 
 def test_a_stopped_training_resumes_whatever_has_ended_since(
-    cli: Any, folder: Path, taught: list[object]
+    cli: Any, folder: Path, tiny_pair: TinyPair
 ) -> None:
     """Also if more jobs ended meanwhile: the window is that of the first start."""
+    taught = teach(folder, tiny_pair, rows=24)
     arguments = [*taught, "--out", "new", "--steps", 3000, "--learning-rate", 1e-5]
-    command = [str(BIN / "specbatch"), *map(str, arguments)]
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    try:
-        wait_until("a checkpoint is there", (folder / "new" / "checkpoint.pt").exists)
-        process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=60)
-    finally:
-        process.kill()
+    log = folder / "log"
+    with log.open("wb") as stream:
+        process = forks.fork(
+            *("specbatch", *map(str, arguments)),
+            environment={},
+            cwd=folder,
+            stdout=stream,
+            stderr=stream,
+        )
+        try:
+            wait_until("a checkpoint is there", (folder / "new" / "checkpoint.pt").exists)
+            process.terminate()
+            process.wait(WAIT_SEC)
+        finally:
+            process.kill()
+            process.wait()
+    said = log.read_text()
     assert process.returncode == 130, said
     assert "interrupted: the same command resumes the training" in said
     more = ("submit-job", "--local", "--input", "prompts.parquet", "--output", "more")
@@ -106,8 +129,9 @@ def test_a_stopped_training_resumes_whatever_has_ended_since(
 
 
 def test_jobs_of_another_verifier_than_the_newest_are_named_and_left_out(
-    cli: Any, folder: Path, taught: list[object], tiny_pair: TinyPair
+    cli: Any, folder: Path, tiny_pair: TinyPair
 ) -> None:
+    taught = teach(folder, tiny_pair, rows=12)
     other = cli(
         *("submit-job", "--local", "--input", "many.parquet", "--output", "o", "--name", "other"),
         *("--verifier", tiny_pair.draft, "--max-tokens", 4, "--dtype", "float32"),
@@ -125,25 +149,24 @@ def test_jobs_of_another_verifier_than_the_newest_are_named_and_left_out(
 
 
 def test_the_data_set_can_be_written_for_another_trainer(
-    cli: Any, folder: Path, taught: list[object], tiny_pair: TinyPair
+    cli: Any, taught: list[object], new: Path
 ) -> None:
-    export = [*taught, "--out", "eagle", "--export", "speculators"]
+    export = [*taught, "--out", new, "--export", "speculators"]
     done = cli(*export)
     assert done.code == 0
     rows = {
-        name: [orjson.loads(line) for line in (folder / "eagle" / name).read_bytes().splitlines()]
+        name: [orjson.loads(line) for line in (new / name).read_bytes().splitlines()]
         for name in ("train.jsonl", "held-out.jsonl")
     }
     assert sum(map(len, rows.values())) == ROWS
     counts = ", ".join(f"{len(of):,} rows in {name}" for name, of in rows.items())
-    assert done.out.strip() == f"eagle: {counts}"
+    assert "".join(done.out.splitlines()) == f"{new}: {counts}"
     for row in (row for of in rows.values() for row in of):
         assert list(row) == ["input_ids", "loss_mask"]
         assert len(row["input_ids"]) == len(row["loss_mask"])
         assert row["loss_mask"] == sorted(row["loss_mask"])
     again = cli(*export)
-    assert again.complaint == "--out eagle is not empty: name a folder that is new or empty"
-    assert tiny_pair
+    assert again.complaint == f"--out {new} is not empty: name a folder that is new or empty"
 
 
 @pytest.mark.parametrize(
@@ -165,38 +188,38 @@ def test_the_data_set_can_be_written_for_another_trainer(
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(
-    cli: Any, taught: list[object], more: list[str], said: str
+    cli: Any, taught: list[object], new: Path, more: list[str], said: str
 ) -> None:
-    done = cli(*taught, "--out", "new", *more)
+    done = cli(*taught, "--out", new, *more)
     assert done.code == 2
     assert done.complaint.startswith(said)
 
 
-def test_two_trainings_at_once_in_one_folder(cli: Any, taught: list[object]) -> None:
-    with checkpoints.locked(Path("new") / checkpoints.LOCK, "another folder"):
-        done = cli(*taught, "--out", "new")
+def test_two_trainings_at_once_in_one_folder(cli: Any, taught: list[object], new: Path) -> None:
+    with checkpoints.locked(new / checkpoints.LOCK, "another folder"):
+        done = cli(*taught, "--out", new)
     assert (done.code, done.complaint) == (
         2,
-        "another training writes to new: wait for it, or name another folder",
+        f"another training writes to {new}: wait for it, or name another folder",
     )
 
 
 def test_a_proposer_of_other_tokens_is_refused_by_the_job_s_name(
-    cli: Any, folder: Path, taught: list[object]
+    cli: Any, taught: list[object], new: Path
 ) -> None:
-    other = tiny_llama(folder / "other", vocab_size=310, layers=1)
-    done = cli("train", "--proposer", other, "--out", "new", "--job", "taught")
+    assert taught
+    other = tiny_llama(new.with_name("other"), vocab_size=310, layers=1)
+    done = cli("train", "--proposer", other, "--out", new, "--job", "taught")
     assert done.code == 2
     assert "(taught) has a verifier with other tokens than the proposer" in done.complaint
-    assert taught
 
 
 def test_a_tenant_who_is_private_now_is_refused(
-    cli: Any, taught: list[object], monkeypatch: pytest.MonkeyPatch
+    cli: Any, taught: list[object], new: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPECBATCH_PRIVACY", "hash-only")
     monkeypatch.setenv("SPECBATCH_ENCRYPTION_KEY", "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=")
-    done = cli(*taught, "--out", "new")
+    done = cli(*taught, "--out", new)
     assert done.complaint == (
         "texts of tenant 'default' are kept hash-only: nothing is learned from them"
     )

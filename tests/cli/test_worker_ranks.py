@@ -1,17 +1,18 @@
-"""`specbatch worker` as two processes that share the verifier, started as `torchrun` does."""
+"""`specbatch worker` as two processes that share the verifier, with what `torchrun` gives each."""
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from specbatch.schemas.errors import DeviceLostError
+from support import forks
 from support.servers import free_port
+from support.workers import WAIT_SEC, WorkerProcess
 
 pytestmark = pytest.mark.pipeline  # starts processes
 
@@ -36,76 +37,76 @@ main()
 
 
 def test_two_processes_do_a_job_and_end_on_sigterm(
-    cli: Any, job: Any, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    cli: Any, job: Any, folder: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPECBATCH_BROKER_URL", redis_url)
-    ranks = start(WORKER, job)
-    try:
+    with started(WORKER, job, folder) as ranks:
         done = cli("submit-job", *job, "--exactness", "fast", "--wait", "--timeout", 300, "--json")
         for rank in ranks:
-            rank.send_signal(signal.SIGTERM)
-        errors = [rank.communicate(timeout=240)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
+            rank.process.terminate()
+        errors = [ended(rank) for rank in ranks]
     assert done.json["state"] == "done", errors
     assert done.json["rows_failed"] == 0
-    assert [rank.returncode for rank in ranks] == [0, 0], errors
+    assert [rank.process.returncode for rank in ranks] == [0, 0], errors
 
 
 def test_ranks_out_of_step_end_instead_of_waiting_for_each_other(
-    cli: Any, job: Any, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    cli: Any, job: Any, folder: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPECBATCH_BROKER_URL", redis_url)
     assert cli("submit-job", *job, "--exactness", "fast").code == 0
-    ranks = start(LOSING, job)
-    try:
-        errors = [rank.communicate(timeout=240)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert ranks[0].returncode == DeviceLostError.exit_code, errors
-    assert ranks[1].returncode != 0, errors
+    with started(LOSING, job, folder) as ranks:
+        errors = [ended(rank) for rank in ranks]
+    assert ranks[0].process.returncode == DeviceLostError.exit_code, errors
+    assert ranks[1].process.returncode != 0, errors
     assert "the ranks are out of step: MemoryError: none left" in errors[0]
     assert "Traceback" not in errors[0].partition("engine step failed; ")[0]
 
 
 def test_a_worker_whose_other_process_is_gone_ends_when_it_is_asked_to(
-    cli: Any, job: Any, redis_url: str, monkeypatch: pytest.MonkeyPatch
+    cli: Any, job: Any, folder: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPECBATCH_BROKER_URL", redis_url)
-    ranks = start(WORKER, job)
-    try:
+    with started(WORKER, job, folder) as ranks:
         done = cli("submit-job", *job, "--exactness", "fast", "--wait", "--timeout", 300, "--json")
         ranks[1].kill()
-        ranks[1].communicate(timeout=60)
-        ranks[0].send_signal(signal.SIGTERM)
-        error = ranks[0].communicate(timeout=240)[1]
-    finally:
-        for rank in ranks:
-            rank.kill()
+        ranks[0].process.terminate()
+        error = ended(ranks[0])
     assert done.json["state"] == "done", error
-    assert ranks[0].returncode == DeviceLostError.exit_code, error
+    assert ranks[0].process.returncode == DeviceLostError.exit_code, error
     assert "the ranks are out of step" in error
     assert "Traceback" not in error
 
 
-def start(code: str, job: list[object]) -> list[subprocess.Popen[str]]:
-    """The two processes of a worker for the job's models."""
+@contextmanager
+def started(code: str, job: list[object], folder: Path) -> Iterator[list[WorkerProcess]]:
+    """The two processes of a worker for the job's models, killed at the end if they still run."""
     models = [str(value) for name in ("--verifier", "--proposer") for value in of(job, name)]
-    port = free_port()
-    return [
-        subprocess.Popen(
-            [sys.executable, "-c", code, "worker", "all", *models],
-            env=os.environ
-            | {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-            | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            | {"SPECBATCH_TENSOR_PARALLEL": "2", "OMP_NUM_THREADS": "1"},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+    of_both = {
+        **{"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())},
+        **{"SPECBATCH_TENSOR_PARALLEL": "2", "OMP_NUM_THREADS": "1"},
+    }
+    with ExitStack() as stack:
+        ranks = []
+        for number in ("0", "1"):
+            log = folder / f"rank-{number}.log"
+            stream = stack.enter_context(log.open("wb"))
+            process = forks.fork(
+                *("-c", code, "worker", "all", *models),
+                environment={**of_both, "RANK": number, "LOCAL_RANK": number},
+                cwd=folder,
+                stdout=stream,
+                stderr=stream,
+            )
+            ranks.append(WorkerProcess(process, log))
+            stack.callback(ranks[-1].kill)
+        yield ranks
+
+
+def ended(rank: WorkerProcess) -> str:
+    """What it wrote until it ended."""
+    rank.process.wait(WAIT_SEC)
+    return rank.text()
 
 
 def of(job: list[object], flag: str) -> list[object]:
