@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from pathlib import Path
 
 import pytest
 from faults.sites import SITES, Sites
@@ -57,9 +56,7 @@ def _sites(
 
 
 @pytest.fixture(scope="module")
-def one_site(
-    tmp_path_factory: pytest.TempPathFactory, forkserver: ForkServer
-) -> Iterator[Site]:
+def one_site(tmp_path_factory: pytest.TempPathFactory, forkserver: ForkServer) -> Iterator[Site]:
     """A site of one file's tests, which run one after another."""
     folder = tmp_path_factory.mktemp("site")
     with PrivateRedis() as redis, site(folder, redis.url, forkserver=forkserver) as made:
