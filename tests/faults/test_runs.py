@@ -17,7 +17,7 @@ import pytest
 from faults.sites import SITES, Sites
 
 from specbatch.jobs.chaos.harness import Ran
-from specbatch.jobs.chaos.plan import DEEDS, POINTS, Disturbance, Plan, plan_of
+from specbatch.jobs.chaos.plan import DEEDS, POINTS, TIMES, Disturbance, Plan, plan_of
 
 AT_A_TIME = 30
 WORKERS = 2
@@ -25,14 +25,15 @@ LONG = range(0, 990, AT_A_TIME)
 
 
 def every_deed_at(seed: int) -> Plan:
-    """Whoever comes to a point is hit there, in another order of deeds for each point."""
+    """Whoever comes to a point is hit there, early in a job and late, by another deed each time."""
     draw = random.Random(seed)
-    deeds = draw.sample(DEEDS, len(DEEDS))
+    most = max(TIMES[POINTS[seed]], len(DEEDS))  # a point that is rarer is reached again by a retry
+    places = draw.sample(range(1, most + 1), len(DEEDS))
     return Plan(
         seed=seed,
         disturbances=tuple(
             Disturbance(POINTS[seed], deed, nth, variant=draw.getrandbits(16))
-            for nth, deed in enumerate(deeds, start=1)
+            for nth, deed in zip(places, DEEDS, strict=True)
         ),
         group_size=draw.choice((3, 4, 6)),
         writes_ahead=True,
