@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import os
 import signal
 import subprocess
 import sys
+import threading
 import traceback
+from importlib import import_module
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
@@ -30,15 +33,34 @@ _ONE_THREAD = {  # a fork would not have the threads of libraries
     "OPENBLAS_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
+_WARM = (  # beside what this module imports
+    "celery.app.control",
+    "celery.concurrency.thread",
+    "celery.worker.autoscale",
+    "celery.worker.components",
+    "celery.worker.strategy",
+    "kombu.transport.redis",
+    "pyarrow.parquet",
+    "safetensors",
+    "specbatch.pipeline.inputs.columnar",
+    "specbatch.pipeline.ledger.sql.migrate",
+    "specbatch.pipeline.runtime.knowledge_store",
+    "specbatch.pipeline.runtime.switch_reader",
+    "specbatch.pipeline.runtime.watchdog",
+    "specbatch.pipeline.stages.dispatch",
+    "specbatch.workers.redis_transport",
+    "tokenizers",
+)
 _PR_SET_PDEATHSIG = 1  # of Linux' prctl
 
 
 class ForkServer:
-    """The supervisor's side. One thread at a time."""
+    """The supervisor's side. Thread-safe."""
 
     def __init__(self, engine: EngineKind) -> None:
         """`engine`: the engine of its workers."""
         self._connection, theirs = Pipe()
+        self._lock = threading.Lock()
         with theirs:
             self._process = subprocess.Popen(
                 [
@@ -53,7 +75,7 @@ class ForkServer:
     def start(self, order: Order) -> tuple[int, Connection]:
         """(process id, our end of its pipe) of a new worker."""
         ours, theirs = Pipe()
-        with theirs:
+        with theirs, self._lock:
             self._connection.send("start")
             send_handle(self._connection, theirs.fileno(), self._process.pid)
             pid: int = self._connection.recv()
@@ -73,6 +95,8 @@ def main(arguments: list[str]) -> int:
         _warm_up_models()
     if arguments[1] == "vllm":
         warm_up()
+    gc.collect()
+    gc.freeze()  # so that a fork's collections neither look at what was imported nor copy it
     connection: Connection = Connection(int(arguments[0]))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # exit codes are not needed here
     with contextlib.suppress(EOFError, OSError):
@@ -100,19 +124,10 @@ def _be_a_worker(line: Connection) -> NoReturn:
     os._exit(code)
 
 
-def _warm_up() -> tuple[object, ...]:
+def _warm_up() -> None:
     """Import what a worker imports in its first minute."""
-    import kombu.transport.redis
-    import pyarrow.parquet
-    import tokenizers
-    from celery.concurrency import thread
-    from celery.worker import WorkController
-
-    from specbatch.pipeline.inputs import columnar
-    from specbatch.pipeline.ledger.sql import migrate
-
-    libraries = (kombu, pyarrow, tokenizers, thread, WorkController)
-    return (*libraries, columnar, migrate)
+    for name in _WARM:
+        import_module(name)
 
 
 def _warm_up_models() -> tuple[object, ...]:

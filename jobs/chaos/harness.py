@@ -293,12 +293,15 @@ def site(
     workers_s3_url: str | None = None,
     step_sec: float = 0.0,
     copy: StoreCopy | None = None,
+    forkserver: ForkServer | None = None,
     notify: Notify = lambda _: None,
 ) -> Iterator[Site]:
     """A site with running workers that knows the expected outcomes of its job.
 
     `workers_s3_url`: where workers find S3, if that differs from this process.
     `copy`: copies the store; needed for a store that is not on SQLite.
+    `forkserver`: starts the workers, with the environment that it was started with itself; by
+    default the site has one of its own.
     """
     folder.mkdir(parents=True, exist_ok=True)
     home = ""
@@ -335,8 +338,8 @@ def site(
     ]
     with ExitStack() as stack:
         store = stack.enter_context(closing(make_store(settings)))
-        forkserver = stack.enter_context(closing(ForkServer(engine)))
-        pool = stack.enter_context(Pool(orders, settings.lease_sec, forkserver))
+        forks = forkserver or stack.enter_context(closing(ForkServer(engine)))
+        pool = stack.enter_context(Pool(orders, settings.lease_sec, forks))
         app = stack.enter_context(closing(make_app(settings)))
         made = Site(
             store=store,

@@ -90,7 +90,7 @@ class Plan:
 
 
 # How often a small job reaches a place at least.
-_TIMES = {
+TIMES = {
     CrashPoint.LEASE: 7,
     CrashPoint.ARTEFACT_WRITE: 4,
     CrashPoint.DRAFT_WRITE: 2,
@@ -102,7 +102,7 @@ _TIMES = {
     CrashPoint.UPLOAD: 1,
     CrashPoint.MANIFEST: 1,
 }
-POINTS = tuple(_TIMES)
+POINTS = tuple(TIMES)
 DEEDS = tuple(Deed)
 INCIDENTS = tuple(IncidentKind)
 _LASTS_SEC = (0.3, 1.0, 2.0)  # shorter than a lease, and longer
@@ -157,7 +157,7 @@ def _at(draw: random.Random, point: CrashPoint, deed: Deed, workers: int) -> Dis
     return Disturbance(
         point,
         deed,
-        nth=draw.randint(1, _TIMES[point]),
+        nth=draw.randint(1, TIMES[point]),
         worker=draw.choice((None, draw.randrange(workers))),
         variant=draw.randrange(2),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -119,6 +120,11 @@ class Shop:
         for worker in self.workers:
             self.dismiss(worker)
 
+    def dismiss_hired(self) -> None:
+        """Dismiss all but the first one."""
+        while len(self.workers) > 1:
+            self.dismiss(self.workers.pop())
+
     @staticmethod
     def dismiss(worker: Worker) -> None:
         """Have its threads end. Its last word is not heard: see `Timekeeper.close`."""
@@ -162,6 +168,12 @@ def shop(folder: Path, engine: EngineKind = "stand-in", step_sec: float = 0.0) -
             yield made
         finally:
             made.close()
+
+
+def back_up(source: Path, target: Path) -> None:
+    """Make one database the copy of another, which may be open."""
+    with closing(sqlite3.connect(source)) as one, closing(sqlite3.connect(target)) as other:
+        one.backup(other)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -12,7 +13,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from faults.in_process import Shop, shop
+from faults.in_process import Shop, back_up, shop
 
 from specbatch.jobs.chaos.conservation import census
 from specbatch.jobs.chaos.job import ROWS, SAMPLES
@@ -23,10 +24,30 @@ KEYS = (ROWS - 1) * SAMPLES + 1  # one row is quarantined
 FAILED = 1 + SAMPLES  # and another one refused
 
 
-@pytest.fixture
-def bed(tmp_path: Path) -> Iterator[Shop]:
-    with shop(tmp_path) as made:
+@pytest.fixture(scope="module")
+def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    with shop(tmp_path_factory.mktemp("shop")) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def finished(bed: Shop) -> str:
+    """A job that has ended."""
+    job_id = bed.submit()
+    bed.drain(job_id)
+    return job_id
+
+
+@pytest.fixture
+def at_risk(bed: Shop, finished: str, tmp_path: Path) -> Iterator[str]:
+    """The same job, which is put back as it was."""
+    store, output = bed.folder / "specbatch.db", Path(bed.store.get_job(finished).output_uri)
+    back_up(store, tmp_path / "copy.db")
+    shutil.copytree(output, tmp_path / "copy")
+    yield finished
+    back_up(tmp_path / "copy.db", store)
+    shutil.rmtree(output)
+    shutil.copytree(tmp_path / "copy", output)
 
 
 def execute(bed: Shop, statement: str, *values: object) -> None:
@@ -35,18 +56,12 @@ def execute(bed: Shop, statement: str, *values: object) -> None:
         database.commit()
 
 
-def finished(bed: Shop) -> str:
-    job_id = bed.submit()
-    bed.drain(job_id)
-    return job_id
-
-
 def found(bed: Shop, job_id: str) -> str:
     return "\n".join(bed.report(job_id).violations)
 
 
-def test_a_finished_job_keeps_the_law(bed: Shop) -> None:
-    report = bed.report(finished(bed))
+def test_a_finished_job_keeps_the_law(bed: Shop, finished: str) -> None:
+    report = bed.report(finished)
     assert report.violations == ()
     assert report.state is JobState.PARTIAL
     assert report.census.holds
@@ -174,11 +189,12 @@ def leave_a_file(bed: Shop, job_id: str) -> None:
         (leave_a_file, "files that no manifest lists: data/part-00001.parquet"),
     ],
 )
-def test_harm_is_found(bed: Shop, harm: Callable[[Shop, str], None], words: str) -> None:
-    job_id = finished(bed)
-    assert found(bed, job_id) == ""
-    harm(bed, job_id)
-    assert words in found(bed, job_id)
+def test_harm_is_found(
+    bed: Shop, at_risk: str, harm: Callable[[Shop, str], None], words: str
+) -> None:
+    assert found(bed, at_risk) == ""
+    harm(bed, at_risk)
+    assert words in found(bed, at_risk)
 
 
 def test_a_group_that_was_never_stored_is_found(bed: Shop) -> None:
@@ -192,9 +208,8 @@ def test_a_group_that_was_never_stored_is_found(bed: Shop) -> None:
     assert "≠" in str(counted)
 
 
-def test_rows_that_nobody_submitted_are_found(bed: Shop) -> None:
-    job_id = finished(bed)
+def test_rows_that_nobody_submitted_are_found(bed: Shop, finished: str) -> None:
     fewer = {key: outcome for key, outcome in bed.expected.items() if key[0] != 3}
-    counted = census(bed.store, bed.objects, job_id, fewer)
+    counted = census(bed.store, bed.objects, finished, fewer)
     assert counted.unknown == ((3, 0), (3, 1))
     assert not counted.holds

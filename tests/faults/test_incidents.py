@@ -8,7 +8,7 @@ held to the law of `jobs/chaos/conservation.py`, its outputs to those of a job t
 files and class and nothing in its way. After a store was restored, the time of jobs that ran
 then is held to nothing: what was told of it before is gone.
 
-Any 9 seeds in a row have every incident: 10 runs are made by default, and 310 in the tier `long`,
+Any 9 seeds in a row have every incident: 9 runs are made by default, and 315 in the tier `long`,
 which take about 12 minutes on two cores that do nothing else.
 """
 
@@ -23,6 +23,7 @@ from pathlib import Path
 import pytest
 from faults.sites import SITES, Sites
 
+from specbatch.jobs.chaos.forkserver import ForkServer
 from specbatch.jobs.chaos.harness import Ran, Site, site
 from specbatch.jobs.chaos.plan import INCIDENTS, Incident, IncidentKind, Plan, incident_plan_of
 from specbatch.jobs.chaos.pool import ChaosError
@@ -30,7 +31,7 @@ from support.postgres_copy import PostgresCopy
 from support.servers import PrivatePostgres, PrivateRedis
 
 WORKERS = 2
-AT_A_TIME = 10
+AT_A_TIME = 9
 LONG = range(AT_A_TIME, 320, AT_A_TIME)
 
 
@@ -77,13 +78,22 @@ ON_POSTGRES = (
 
 @pytest.fixture(scope="module")
 def on_postgres(
-    tmp_path_factory: pytest.TempPathFactory, postgres_server: PrivatePostgres
+    tmp_path_factory: pytest.TempPathFactory,
+    postgres_server: PrivatePostgres,
+    forkserver: ForkServer,
 ) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("postgres")
     url = postgres_server.create_database()
     with (
         PrivateRedis() as redis,
-        site(folder, redis.url, step_sec=0.01, database_url=url, copy=PostgresCopy(url)) as here,
+        site(
+            folder,
+            redis.url,
+            step_sec=0.01,
+            database_url=url,
+            copy=PostgresCopy(url),
+            forkserver=forkserver,
+        ) as here,
     ):
         yield here
 

@@ -19,6 +19,7 @@ from faults.in_process import LEASE_SEC, Died, Shop, armed, attempt, shop
 
 from specbatch.jobs.chaos.conservation import job_time_violations
 from specbatch.jobs.chaos.faults import errors_at
+from specbatch.jobs.chaos.forkserver import ForkServer
 from specbatch.jobs.chaos.harness import site
 from specbatch.jobs.chaos.plan import Deed, Plan, plan_of
 from specbatch.pipeline.bootstrap import Worker
@@ -251,11 +252,11 @@ def test_rows_and_losses_are_what_was_leased_in_runs_with_crashes(bed: Shop, see
     assert list(all_time_violations(bed.store)) == []
 
 
-@pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 60), marks=pytest.mark.long)])
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 60), marks=pytest.mark.long)])
 def test_so_it_is_with_processes_that_are_killed_and_frozen(
-    seeds: range, tmp_path: Path, redis_url: str
+    seeds: range, tmp_path: Path, redis_url: str, forkserver: ForkServer
 ) -> None:
-    with site(tmp_path / "site", redis_url, step_sec=0.002) as here:
+    with site(tmp_path / "site", redis_url, step_sec=0.002, forkserver=forkserver) as here:
         for seed in seeds:
             ran = here.run(plan_of(seed, 2))
             assert ran.violations == []

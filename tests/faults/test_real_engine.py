@@ -1,8 +1,8 @@
 """Seeded runs on the real engine with the demo pair.
 
-Twelve are in this process, where a thread ends at a crash point as in a crash (nobody gives its
-lease back) or an error is raised there; the others are processes over Redis, killed, frozen and
-broken: four by default, which have each deed within a pass and one in a commit.
+Nine are in this process, one for each crash point of a stage: a thread ends there as in a crash
+(nobody gives its lease back) or an error is raised there. The others are processes over Redis: in
+one run by default they meet each deed within a pass and one in a commit.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from specbatch.schemas.crash_points import CrashPoint
 from specbatch.schemas.errors import DeviceLostError
 from support.servers import PrivateRedis, ServerError
 
-IN_PROCESS = range(12)
-PROCESSES = (0, 1, 2, 5, *(pytest.param(n, marks=pytest.mark.long) for n in (3, 4, 6, 7)))
+IN_PROCESS = (*range(9), *(pytest.param(n, marks=pytest.mark.long) for n in range(9, 12)))
 LONG = range(8, 28)
 STAGES_REACH = [point for point in CrashPoint if point is not CrashPoint.ACK]  # that is a task's
 
@@ -86,27 +85,34 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         server.__exit__()
 
 
-_DISTURBANCES = (  # a killed worker takes seconds to load torch again, so few are
-    Disturbance(CrashPoint.VERIFY, Deed.KILL, nth=3),
+_AT_ONCE = (
     Disturbance(CrashPoint.VERIFY, Deed.FREEZE, nth=2),
+    Disturbance(CrashPoint.VERIFY, Deed.KILL, nth=3),
     Disturbance(CrashPoint.VERIFY, Deed.BREAK, nth=5),
+    Disturbance(CrashPoint.SQL_COMMIT, Deed.KILL, nth=9),
+)
+_FURTHER = (
     Disturbance(CrashPoint.SUBMIT, Deed.FREEZE, nth=2),
     Disturbance(CrashPoint.SUBMIT, Deed.BREAK),
-    Disturbance(CrashPoint.SQL_COMMIT, Deed.KILL, nth=9),
     Disturbance(CrashPoint.ARTEFACT_WRITE, Deed.FREEZE, nth=4),
     Disturbance(CrashPoint.DRAFT_WRITE, Deed.BREAK, nth=2),
 )
 
 
-@pytest.mark.parametrize("seed", PROCESSES)
-def test_a_process_is_killed_frozen_or_broken(pair: Site, seed: int) -> None:
-    disturbance = _DISTURBANCES[seed]
-    unruly = seed if seed % 2 else None
-    ran = pair.run(Plan(seed, (disturbance,), group_size=4, writes_ahead=True, message_seed=unruly))
-    assert ran.fired == [disturbance]
+@pytest.mark.parametrize(
+    "disturbances",
+    [_AT_ONCE, *(pytest.param((one,), marks=pytest.mark.long) for one in _AT_ONCE + _FURTHER)],
+    ids=lambda several: "-".join(f"{one.deed}-{one.point}" for one in several),
+)
+@pytest.mark.parametrize("unruly", [5, pytest.param(None, marks=pytest.mark.long)])
+def test_processes_are_killed_frozen_and_broken(
+    pair: Site, disturbances: tuple[Disturbance, ...], unruly: int | None
+) -> None:
+    ran = pair.run(Plan(0, disturbances, group_size=4, writes_ahead=True, message_seed=unruly))
+    assert set(ran.fired) == set(disturbances)
+    assert len(ran.fired) == len(disturbances)
     assert ran.violations == []
-    if disturbance.deed is Deed.KILL:
-        assert ran.restarts == 1
+    assert ran.restarts == sum(one.deed is Deed.KILL for one in disturbances)
 
 
 @pytest.mark.long

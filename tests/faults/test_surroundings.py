@@ -13,6 +13,7 @@ import pytest
 from conftest import S3
 from faults.sites import Jolt, Jolts
 
+from specbatch.jobs.chaos.forkserver import ForkServer
 from specbatch.jobs.chaos.harness import Ran, Site, site
 from specbatch.jobs.chaos.plan import Deed, Disturbance, Plan
 from specbatch.pipeline.storage.objects import Objects
@@ -35,41 +36,74 @@ def held(ran: Ran) -> None:
 
 
 @contextmanager
-def over(folder: Path, broker_url: str, **values: str) -> Iterator[Site]:
-    with site(folder / "site", broker_url, step_sec=STEP_SEC, **values) as made:  # type: ignore[arg-type]  # only the urls are given
+def over(
+    folder: Path, broker_url: str, forkserver: ForkServer | None, **urls: str
+) -> Iterator[Site]:
+    with site(  # type: ignore[misc]  # only URLs are given
+        folder / "site", broker_url, step_sec=STEP_SEC, forkserver=forkserver, **urls
+    ) as made:
         yield made
 
 
+@pytest.fixture(scope="module")
+def on_postgres(
+    postgres_server: PrivatePostgres,
+    migrated_postgres: str,
+    forkserver: ForkServer,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Site]:
+    """A site whose PostgreSQL stays as it is."""
+    url = postgres_server.create_database(like=migrated_postgres)
+    folder = tmp_path_factory.mktemp("postgres")
+    with PrivateRedis() as redis, over(folder, redis.url, forkserver, database_url=url) as here:
+        yield here
+
+
 # --- brokers --------------------------------------------------------------------------------
-def test_redis_forgets_everything(own_redis: PrivateRedis, tmp_path: Path) -> None:
-    with over(tmp_path, own_redis.url) as here:
-        for seed in range(3):
-            flushes = Jolts(
-                *(Jolt("FLUSHALL", lambda: forget(own_redis), at_rows=rows) for rows in (0, 1, 6))
-            )
-            held(here.run(plan(seed), flushes))
-            assert len(flushes.done) == 3
+@pytest.fixture(scope="module")
+def mortal_redis() -> Iterator[PrivateRedis]:
+    """Of these tests: it is killed and restarted."""
+    with PrivateRedis() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def on_redis(
+    mortal_redis: PrivateRedis, forkserver: ForkServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Site]:
+    with over(tmp_path_factory.mktemp("redis"), mortal_redis.url, forkserver) as here:
+        yield here
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 2))])
+def test_redis_forgets_everything(on_redis: Site, mortal_redis: PrivateRedis, seed: int) -> None:
+    flushes = Jolts(
+        *(Jolt("FLUSHALL", lambda: forget(mortal_redis), at_rows=rows) for rows in (0, 1, 6))
+    )
+    held(on_redis.run(plan(seed), flushes))
+    assert len(flushes.done) == 3
 
 
 def forget(redis: PrivateRedis) -> None:
     assert redis.talk("FLUSHALL") == "+OK"
 
 
-def test_redis_crashes_and_comes_back_empty(own_redis: PrivateRedis, tmp_path: Path) -> None:
+def test_redis_crashes_and_comes_back_empty(on_redis: Site, mortal_redis: PrivateRedis) -> None:
     def crash() -> None:
-        own_redis.kill()
-        own_redis.start()
-        forget(own_redis)  # what it had kept, and what unacknowledged messages it would restore
+        mortal_redis.kill()
+        mortal_redis.start()
+        forget(mortal_redis)  # what it kept, and what unacknowledged messages it would restore
 
-    with over(tmp_path, own_redis.url) as here:
-        kill = Disturbance(CrashPoint.VERIFY, Deed.KILL, nth=3)
-        restarts = Jolts(Jolt("restart", crash))
-        held(here.run(plan(1, kill), restarts))
-        assert restarts.done == ["restart"]
+    kill = Disturbance(CrashPoint.VERIFY, Deed.KILL, nth=3)
+    restarts = Jolts(Jolt("restart", crash))
+    held(on_redis.run(plan(1, kill), restarts))
+    assert restarts.done == ["restart"]
 
 
-def test_rabbitmq_restarts(own_rabbit: PrivateRabbit, tmp_path: Path) -> None:
-    with over(tmp_path, own_rabbit.url) as here:
+def test_rabbitmq_restarts(
+    own_rabbit: PrivateRabbit, forkserver: ForkServer, tmp_path: Path
+) -> None:
+    with over(tmp_path, own_rabbit.url, forkserver) as here:
         for seed, end in enumerate((own_rabbit.kill, own_rabbit.stop)):
 
             def restart(end: object = end) -> None:
@@ -85,14 +119,14 @@ def test_rabbitmq_restarts(own_rabbit: PrivateRabbit, tmp_path: Path) -> None:
 
 # --- PostgreSQL -----------------------------------------------------------------------------
 def test_postgres_crashes_and_restarts(
-    own_postgres: PrivatePostgres, redis_url: str, tmp_path: Path
+    own_postgres: PrivatePostgres, redis_url: str, forkserver: ForkServer, tmp_path: Path
 ) -> None:
     def crash() -> None:
         own_postgres.kill()
         own_postgres.start()
 
     url = own_postgres.create_database()
-    with over(tmp_path, redis_url, database_url=url) as here:
+    with over(tmp_path, redis_url, forkserver, database_url=url) as here:
         for seed, what in enumerate((crash, own_postgres.restart)):
             restarts = Jolts(Jolt("restart", what))
             held(here.run(plan(seed), restarts))
@@ -102,24 +136,27 @@ def test_postgres_crashes_and_restarts(
 @pytest.mark.parametrize(
     "point", [CrashPoint.SQL_COMMIT, pytest.param(CrashPoint.COMMITTED, marks=pytest.mark.long)]
 )
+@pytest.mark.parametrize(
+    ("seed", "times"),
+    [
+        (0, (1, 4, 9)),
+        pytest.param(1, (2, 7, 12), marks=pytest.mark.long),
+        pytest.param(2, (3, 8, 15), marks=pytest.mark.long),
+    ],
+)
 def test_commits_on_postgres_fail_or_their_answers_are_lost(
-    postgres_url: str, redis_url: str, tmp_path: Path, point: CrashPoint
+    on_postgres: Site, point: CrashPoint, seed: int, times: tuple[int, ...]
 ) -> None:
-    with over(tmp_path, redis_url, database_url=postgres_url) as here:
-        for seed, times in enumerate(((1, 4, 9), (2, 7, 12), (3, 8, 15))):
-            broken = [
-                Disturbance(point, Deed.BREAK, nth=nth, variant=i) for i, nth in enumerate(times)
-            ]
-            held(here.run(plan(seed, *broken)))
+    broken = [Disturbance(point, Deed.BREAK, nth=nth, variant=i) for i, nth in enumerate(times)]
+    held(on_postgres.run(plan(seed, *broken)))
 
 
 @pytest.mark.parametrize("deed", [Deed.KILL, pytest.param(Deed.FREEZE, marks=pytest.mark.long)])
-def test_workers_end_in_the_middle_of_a_transaction_on_postgres(
-    postgres_url: str, redis_url: str, tmp_path: Path, deed: Deed
+def test_workers_end_in_the_middle_of_transactions_on_postgres(
+    on_postgres: Site, deed: Deed
 ) -> None:
-    with over(tmp_path, redis_url, database_url=postgres_url) as here:
-        for seed, nth in enumerate((3, 8, 13)):
-            held(here.run(plan(seed, Disturbance(CrashPoint.SQL_COMMIT, deed, nth=nth))))
+    hit = [Disturbance(CrashPoint.SQL_COMMIT, deed, nth=nth) for nth in (3, 8, 13)]
+    held(on_postgres.run(plan(0, *hit)))
 
 
 # --- S3 -------------------------------------------------------------------------------------
@@ -130,15 +167,15 @@ def test_s3_is_busy_slow_cut_off_and_truncates(s3: S3, redis_url: str, tmp_path:
         over(
             tmp_path,
             redis_url,
+            None,  # what forks the workers is to know how to reach this S3
             workspace=f"{s3.uri}/work",
             s3_endpoint_url=s3.endpoint_url,
             workers_s3_url=proxy.url,
         ) as here,
     ):
-        for seed in range(3):
-            held(here.run(plan(seed)))
-        held(here.run(plan(3, Disturbance(CrashPoint.UPLOAD, Deed.KILL))))
-        held(here.run(plan(4, Disturbance(CrashPoint.MANIFEST, Deed.FREEZE))))
+        held(here.run(plan(0)))
+        held(here.run(plan(1, Disturbance(CrashPoint.UPLOAD, Deed.KILL))))
+        held(here.run(plan(2, Disturbance(CrashPoint.MANIFEST, Deed.FREEZE))))
         assert set(faults.done) >= {*Seeded.OF_METHOD["GET"], *Seeded.OF_METHOD["PUT"]}
 
 
@@ -153,8 +190,10 @@ def test_half_a_marker_is_noticed_and_taken_away(s3: S3) -> None:
 
 
 # --- disks ----------------------------------------------------------------------------------
-def test_the_disk_is_full_wherever_something_is_written(redis_url: str, tmp_path: Path) -> None:
-    with over(tmp_path, redis_url) as here:
+def test_the_disk_is_full_wherever_something_is_written(
+    redis_url: str, forkserver: ForkServer, tmp_path: Path
+) -> None:
+    with over(tmp_path, redis_url, forkserver) as here:
         points = (
             CrashPoint.ARTEFACT_WRITE,
             CrashPoint.DRAFT_WRITE,

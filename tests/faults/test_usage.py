@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from fractions import Fraction
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -44,11 +43,18 @@ PER = {
 }
 
 
-@pytest.fixture
-def bed(tmp_path: Path) -> Iterator[Shop]:
-    with shop(tmp_path) as made:
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    with shop(tmp_path_factory.mktemp("usage")) as made:
         made.settings = made.settings.model_copy(update={"price_book": BOOK})
         yield made
+
+
+@pytest.fixture
+def bed(shared: Shop) -> Iterator[Shop]:
+    """It is every test's; whoever a test hires leaves with it."""
+    yield shared
+    shared.dismiss_hired()
 
 
 def rows_of(bed: Shop, job_id: str) -> list[Any]:

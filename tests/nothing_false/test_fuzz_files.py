@@ -4,7 +4,7 @@ Every case is drawn from its number, so a failing one is repeated by it. Inputs 
 (`--dry-run` reads and checks all rows); a model is loaded and run, where it passes the first look.
 Its folder's config, weights, generation config, tokenizer or chat template is damaged.
 
-40 cases run by default; the tier `long` has the rest of 2,000, most of an hour on two busy cores.
+20 cases run by default; the tier `long` has the rest of 2,000, most of an hour on two busy cores.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from support import forks
 from support.models import TinyPair
 from support.peak_memory import PeakMemory
 
-FEW = {"parquet": 16, "jsonl": 6, "model": 18}
+FEW = {"parquet": 7, "jsonl": 4, "model": 9}
 ALL = {"parquet": 900, "jsonl": 300, "model": 800}
 MOST_SEC = 30.0  # of processor time
 MOST_MIB = 1500.0
