@@ -136,7 +136,7 @@ def test_suffixes_need_their_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def with_config(folder: Path, **fields: object) -> ModelFolder:
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(fields))
+    (folder / "config.json").write_text(json.dumps({"vocab_size": 2048, **fields}))
     return replace(VERIFIER, path=folder)
 
 
