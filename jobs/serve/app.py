@@ -109,8 +109,8 @@ def _in_rate(rates: Rates, key_id: str) -> None:
     if wait := rates.wait_sec(key_id):
         raise ApiError(
             429,
-            f"this API key has sent {rates.rate.requests} requests in {rates.rate.seconds:g} s, "
-            "which is the most: wait as long as `Retry-After` says",
+            f"no more than {rates.rate.requests} requests in {rates.rate.seconds:g} s may be sent: "
+            "wait as long as `Retry-After` says",
             "rate_limit_exceeded",
             retry_after=math.ceil(wait),
         )

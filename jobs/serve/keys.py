@@ -27,7 +27,7 @@ class Caller:
 
     tenant: str
     scopes: frozenset[Scope] = EVERYTHING
-    key_id: str = ""  # without keys
+    key_id: str = ""  # empty where the service asks for no key
 
     def must(self, scope: Scope) -> None:
         """Raises `ApiError` without the scope."""

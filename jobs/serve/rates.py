@@ -34,7 +34,7 @@ def rate_of(text: str) -> Rate | None:
         return None
     found = _FORM.fullmatch(text)
     if found is None:
-        raise UsageError(f"--rate {text!r} is none: write it as 600/minute, per {_units()}, or off")
+        raise UsageError(f"--rate {text!r} is no rate: write 600/minute, per {_units()}, or off")
     return Rate(int(found[1]), _SECONDS[found[2]])
 
 

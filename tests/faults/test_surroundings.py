@@ -152,15 +152,22 @@ def test_commits_on_postgres_fail_or_their_answers_are_lost(
 
 
 @pytest.mark.parametrize("deed", [Deed.KILL, pytest.param(Deed.FREEZE, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "runs", [[(3, 8, 13)], pytest.param([(3,), (8,), (13,)], marks=pytest.mark.long)]
+)
 def test_workers_end_in_the_middle_of_transactions_on_postgres(
-    on_postgres: Site, deed: Deed
+    on_postgres: Site, deed: Deed, runs: list[tuple[int, ...]]
 ) -> None:
-    hit = [Disturbance(CrashPoint.SQL_COMMIT, deed, nth=nth) for nth in (3, 8, 13)]
-    held(on_postgres.run(plan(0, *hit)))
+    for seed, times in enumerate(runs):
+        hit = [Disturbance(CrashPoint.SQL_COMMIT, deed, nth=nth) for nth in times]
+        held(on_postgres.run(plan(seed, *hit)))
 
 
 # --- S3 -------------------------------------------------------------------------------------
-def test_s3_is_busy_slow_cut_off_and_truncates(s3: S3, redis_url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(3), marks=pytest.mark.long)])
+def test_s3_is_busy_slow_cut_off_and_truncates(
+    s3: S3, redis_url: str, tmp_path: Path, seeds: range
+) -> None:
     faults = Seeded(11)
     with (
         FaultyS3(s3.endpoint_url, faults) as proxy,
@@ -173,9 +180,10 @@ def test_s3_is_busy_slow_cut_off_and_truncates(s3: S3, redis_url: str, tmp_path:
             workers_s3_url=proxy.url,
         ) as here,
     ):
-        held(here.run(plan(0)))
-        held(here.run(plan(1, Disturbance(CrashPoint.UPLOAD, Deed.KILL))))
-        held(here.run(plan(2, Disturbance(CrashPoint.MANIFEST, Deed.FREEZE))))
+        for seed in seeds:
+            held(here.run(plan(seed)))
+        held(here.run(plan(3, Disturbance(CrashPoint.UPLOAD, Deed.KILL))))
+        held(here.run(plan(4, Disturbance(CrashPoint.MANIFEST, Deed.FREEZE))))
         assert set(faults.done) >= {*Seeded.OF_METHOD["GET"], *Seeded.OF_METHOD["PUT"]}
 
 

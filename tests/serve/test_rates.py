@@ -87,6 +87,15 @@ def test_anything_else_is_refused_in_a_sentence(text: str) -> None:
         rate_of(text)
 
 
+def test_a_service_without_keys_has_one_count(tmp_path: Path) -> None:
+    models = {"small": ServedModel("small", {"verifier": "models/small"}, tmp_path)}
+    limit = Rates(Rate(1, 3600.0))
+    with serving(tmp_path / "serve-dir", models, rates=limit, with_keys=False) as served:
+        served.client("any").models.list()
+        with pytest.raises(openai.RateLimitError, match="no more than 1 requests in 3600 s"):
+            served.client("another").models.list()
+
+
 def test_a_client_above_its_rate_is_told_when_to_come_back(tmp_path: Path) -> None:
     models = {"small": ServedModel("small", {"verifier": "models/small"}, tmp_path)}
     with serving(tmp_path / "serve-dir", models, rates=Rates(Rate(3, 3600.0))) as served:
