@@ -25,6 +25,7 @@ from specbatch.schemas.records import Stage
 from specbatch.schemas.speculation import AcceptanceCount, Decision, DecisionAction
 from specbatch.schemas.tables import Base
 from specbatch.schemas.timekeeping import Device, NewSession, Spent
+from support import databases
 from support.migrations import check, downgrade, revisions
 
 TABLES = {
@@ -64,6 +65,15 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/100% new/store.db"
     found: str = request.getfixturevalue("empty_postgres_url")
+    return found
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def new_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A database of the newest revision, with nothing in it."""
+    if request.param == "sqlite":
+        return databases.migrated(tmp_path / "store.db")
+    found: str = request.getfixturevalue("postgres_url")
     return found
 
 
@@ -124,18 +134,17 @@ def indexes_of(url: str) -> dict[str, str]:
     return {name: made for name, made in found.items() if "alembic" not in name}
 
 
-def test_indexes_sort_as_those_of_the_tables(url: str) -> None:
-    migrate.upgrade(url)
-    migrated = indexes_of(url)
-    downgrade(url, "0005")
-    migrate.upgrade(url)
-    assert indexes_of(url) == migrated
-    downgrade(url)
+def test_indexes_sort_as_those_of_the_tables(new_url: str) -> None:
+    migrated = indexes_of(new_url)
+    downgrade(new_url, "0005")
+    migrate.upgrade(new_url)
+    assert indexes_of(new_url) == migrated
+    downgrade(new_url)
 
-    engine = make_engine(url)
+    engine = make_engine(new_url)
     Base.metadata.create_all(engine)
     engine.dispose()
-    assert indexes_of(url) == migrated
+    assert indexes_of(new_url) == migrated
 
 
 def test_a_migrated_database_needs_no_further_migration(url: str) -> None:
@@ -230,17 +239,17 @@ def test_completions_outlive_new_columns_and_their_removal(url: str) -> None:
     assert (kept.provenance, kept.ticks, kept.price_microusd) == (NO_PROVENANCE, NO_TICKS, 0)
 
 
-def test_packed_completions_are_spelled_out_when_their_columns_go(url: str) -> None:
-    store = migrate.open_store(url)
+def test_packed_completions_are_spelled_out_when_their_columns_go(new_url: str) -> None:
+    store = migrate.open_store(new_url)
     record = completion(
         0, origins=(0, 1, 1, 3, 1), token_ids=(1, 2, 128_255, 4, 32_768), logprobs=(0.0,) * 5
     )
     record = replace(record, top_logprobs=None, compute_sec=record.ticks.total / TICKS_PER_SEC)
     ingest(store, groups=1)
     store.commit_group(verified(store, 0), [record], NO_TIME, {})
-    downgrade(url, "0006")
+    downgrade(new_url, "0006")
     columns = "token_ids, origins, proposed_at_depth, verifier, proposer, compute_sec"
-    engine = make_engine(url)
+    engine = make_engine(new_url)
     with engine.connect() as connection:
         kept = connection.execute(text(f"SELECT {columns} FROM completions")).one()
     engine.dispose()
@@ -248,7 +257,7 @@ def test_packed_completions_are_spelled_out_when_their_columns_go(url: str) -> N
     assert lists == [record.token_ids, record.origins, record.proposed_at_depth]
     assert (kept.verifier, kept.proposer) == (record.verifier, record.proposer)
     assert kept.compute_sec == record.compute_sec
-    migrate.upgrade(url)
+    migrate.upgrade(new_url)
     [again] = store.completions(JOB)
     store.close()
     later = ("numeric_class", "model_fingerprint", "receipt", "reused_from", "score")
@@ -266,63 +275,63 @@ VALUES ('{JOB}', 'n', 't', '{{}}', 'd', 'v', 'o', 'w', 'done', false, true, 0, 0
 """
 
 
-def test_jobs_of_before_have_normal_priority_and_whole_groups(url: str) -> None:
-    migrate.upgrade(url)
-    downgrade(url, "0003")
-    engine = make_engine(url)
+def test_jobs_of_before_have_normal_priority_and_whole_groups(new_url: str) -> None:
+    downgrade(new_url, "0003")
+    engine = make_engine(new_url)
     with engine.begin() as connection:
         connection.execute(text(_JOB))
-    migrate.upgrade(url)
+    migrate.upgrade(new_url)
     with engine.connect() as connection:
         kept = connection.execute(text("SELECT priority, deadline_at, groups_cut FROM jobs")).one()
     engine.dispose()
     assert tuple(kept) == (1, None, 0)
 
 
-def test_jobs_from_before_classes_and_fingerprints_are_of_unknown_ones(url: str) -> None:
-    migrate.upgrade(url)
-    downgrade(url, "0003")
-    engine = make_engine(url)
+def test_jobs_from_before_classes_and_fingerprints_are_of_unknown_ones(new_url: str) -> None:
+    downgrade(new_url, "0003")
+    engine = make_engine(new_url)
     with engine.begin() as connection:
         connection.execute(text(_JOB))
     engine.dispose()
-    migrate.upgrade(url)
-    store = migrate.open_store(url)
+    migrate.upgrade(new_url)
+    store = migrate.open_store(new_url)
     old, new = store.get_job(JOB), store.create_job(new_job("job00001"))[0]
     store.close()
     assert (old.numeric_class, new.numeric_class) == ("unknown", None)
     assert (old.model_fingerprint, new.model_fingerprint) == ("unknown", None)
 
 
-def test_what_drafting_taught_is_all_that_its_removal_loses(url: str) -> None:
-    store = migrate.open_store(url)
+def test_what_drafting_taught_is_all_that_its_removal_loses(new_url: str) -> None:
+    store = migrate.open_store(new_url)
     store.create_job(new_job())
     store.note_decisions(JOB, [Decision(1.0, DecisionAction.OFF, "*", "nothing was gained")])
     store.keep_knowledge("cpu", {"step_time": 1})
     store.learn_acceptance("default", "nightly", [AcceptanceCount("ngram", None, 1.0, 2.0)])
-    downgrade(url, "0002")
-    engine = make_engine(url)
+    downgrade(new_url, "0002")
+    engine = make_engine(new_url)
     with engine.connect() as connection:
         assert connection.scalar(text("SELECT name FROM jobs")) == "nightly"
     engine.dispose()
     with pytest.raises(StoreError, match="has old ones; migrate it"):
         store.decisions(JOB)
-    migrate.upgrade(url)
+    migrate.upgrade(new_url)
     assert store.decisions(JOB) == []
     assert store.knowledge("cpu") is None
     assert store.acceptance("default", "nightly") == []
     store.close()
 
 
-def test_the_audit_log_is_kept_from_a_job_of_before_and_taken_back_with_its_table(url: str) -> None:
-    store = migrate.open_store(url)
+def test_the_audit_log_is_kept_from_a_job_of_before_and_taken_back_with_its_table(
+    new_url: str,
+) -> None:
+    store = migrate.open_store(new_url)
     store.create_job(new_job())
     assert len(list(store.log(JOB))) == 1
-    downgrade(url, "0008")
-    engine = make_engine(url)
+    downgrade(new_url, "0008")
+    engine = make_engine(new_url)
     with engine.connect() as connection:
         assert connection.scalar(text("SELECT name FROM jobs")) == "nightly"
-    migrate.upgrade(url)
+    migrate.upgrade(new_url)
     assert list(store.log(JOB)) == []
     store.request_cancel(JOB, "by somebody")
     assert [entry.kind for entry in store.log(JOB)] == ["adopted", "cancelled"]
@@ -332,15 +341,15 @@ def test_the_audit_log_is_kept_from_a_job_of_before_and_taken_back_with_its_tabl
     store.close()
 
 
-def test_what_workers_told_of_their_time_is_all_that_its_removal_loses(url: str) -> None:
-    store = migrate.open_store(url)
+def test_what_workers_told_of_their_time_is_all_that_its_removal_loses(new_url: str) -> None:
+    store = migrate.open_store(new_url)
     ingest(store, groups=1)
     store.begin_session(NewSession("s", "w", Device("cpu", "local", "spot", 5), 0))
     lease, ticks = claim(store, 0).lease, Ticks(verify=3)
     store.advance(lease, Stage.RECORD, RESULTS, NO_TIME, Spent("s", 9, ticks))
     store.commit_group(claim(store, 0, Stage.RECORD).lease, [completion(0)], NO_TIME, {})
-    downgrade(url, "0007")
-    migrate.upgrade(url)
+    downgrade(new_url, "0007")
+    migrate.upgrade(new_url)
     assert not store.sessions()
     assert not list(store.time_slices())
     assert store.progress(JOB).completions == 1
@@ -348,11 +357,11 @@ def test_what_workers_told_of_their_time_is_all_that_its_removal_loses(url: str)
     store.close()
 
 
-def test_upgrading_twice_keeps_what_is_there(url: str) -> None:
-    store = migrate.open_store(url)
+def test_upgrading_twice_keeps_what_is_there(new_url: str) -> None:
+    store = migrate.open_store(new_url)
     store.create_job(new_job())
     store.close()
-    again = migrate.open_store(url)
+    again = migrate.open_store(new_url)
     assert again.get_job(JOB).name == "nightly"
     again.close()
 
@@ -363,14 +372,13 @@ def test_many_starting_at_once_migrate_once(url: str) -> None:
     assert check(url) == []
 
 
-def test_a_database_of_a_newer_version_is_refused(url: str) -> None:
-    migrate.upgrade(url)
-    engine = make_engine(url)
+def test_a_database_of_a_newer_version_is_refused(new_url: str) -> None:
+    engine = make_engine(new_url)
     with engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
     engine.dispose()
     with pytest.raises(StoreError, match="newer specbatch"):
-        migrate.open_store(url)
+        migrate.open_store(new_url)
 
 
 def test_a_failed_migration_leaves_nothing_behind(url: str) -> None:
