@@ -17,11 +17,12 @@ import pytest
 import uvicorn
 
 from specbatch.jobs.cli.connect import forgiving_enqueue
-from specbatch.jobs.serve.app import Service, make_app
+from specbatch.jobs.serve.app import make_app
 from specbatch.jobs.serve.file_store import FileStore
 from specbatch.jobs.serve.keys import make_key
 from specbatch.jobs.serve.models import ServedModel
 from specbatch.jobs.serve.reconciler import Reconciler
+from specbatch.jobs.serve.service import Service
 from specbatch.pipeline.bootstrap import make_client, make_store
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.privacy.tenants import Privacy
