@@ -1,9 +1,8 @@
-"""The page: a tenant's jobs, reports, rollouts, use and reviews in a browser, for holders of its API
-keys.
+"""The page: a tenant's jobs, reports, rollouts, use and reviews in a browser, for who has its key.
 
-Its routes are plain ones beside the API's. Each goes through `Pages.endpoint`, which reads the form,
-checks who asks, and sets the headers; what follows runs in a pool of threads, as the store's calls
-block.
+Its routes are plain ones beside the API's. Each goes through `Pages.endpoint`, which reads the
+form, has errors shown, and sets the headers. The rest runs in a pool of threads, as the store's
+calls block.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ Work = Callable[[Asked], Response]
 
 
 def add_page(app: FastAPI, service: Service, settings: Settings) -> None:
-    """Add the page's routes. `settings`: of the store, and of what its jobs' files are read with."""
+    """Add the page's routes. `settings`: with which the jobs' files and texts are read."""
     views = Views(service.store, service.client, settings, service.privacy)
     pages = Pages(service, views)
     for path, work in {

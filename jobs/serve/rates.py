@@ -1,5 +1,5 @@
-"""How many requests an API key may send in a time. Each key has its own count, and so has each address
-that tries to sign in."""
+"""How many requests an API key may send in a time. Each key has its own count, and so has each
+address that tries to sign in."""
 
 from __future__ import annotations
 

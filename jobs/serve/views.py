@@ -1,5 +1,5 @@
-"""What the page shows of a tenant: its jobs, reports, rollouts, reviews and use, in the figures that
-the commands show. Knows nothing of HTTP.
+"""What the page shows of a tenant: its jobs, reports, rollouts, reviews and use, in the figures
+that the commands show. Knows nothing of HTTP.
 
 It shows what the API would: no other tenant's things, and no folders or names of the operator.
 """
@@ -62,8 +62,8 @@ _PLACES = ("verifier", "proposer", "output")  # versions that name them
 
 @dataclass(frozen=True, slots=True)
 class JobLine:
-    """One job as it stands. `cells` are its texts by name: a page has them from the beginning, and its
-    script gets them again."""
+    """One job as it stands. `cells` are its texts by name: a page has them from the beginning, and
+    its script gets them again."""
 
     job: JobRow
     progress: JobProgress
@@ -103,7 +103,6 @@ class JobLine:
         quarters = int(4 * self.share) * 25
         how_far = f", {quarters}{_SPACE}%" if self.is_live and quarters else ""
         return f"{self.job.name}: {self.state}{how_far}"
-
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,7 +309,7 @@ class Views:
 
     # --- reviews ----------------------------------------------------------------------------
     def waiting(self, tenant: str) -> list[tuple[JobRow, int]]:
-        """Of a tenant's newest jobs, those with completions that wait for a person, and how many."""
+        """Of a tenant's newest jobs, those with completions that wait, and how many."""
         jobs = self.store.tenant_jobs(tenant, Page(MOST_LOOKED_AT))
         counted = [(job, self._in_review(job)) for job in jobs]
         return [(job, number) for job, number in counted if number]
@@ -387,8 +386,8 @@ def for_tenant(facts: Facts) -> Facts:
 
 
 def _concerns(scope: DeployScope, tenant: str, names: Collection[str]) -> bool:
-    """Whether a tenant may know of a scope: it is the tenant's, or everybody's. Other names of jobs, and
-    tags, may be another tenant's."""
+    """Whether a tenant may know of a scope: it is the tenant's, or everybody's. Unknown names of
+    jobs, and tags, may be another tenant's."""
     if scope.tenant:
         return scope.tenant == tenant
     return not scope.tag and (not scope.job_name or scope.job_name in names)
@@ -422,4 +421,3 @@ def _limits(job: JobRow) -> list[tuple[str, str]]:
 
 def _is_known(ratio: Interval) -> bool:
     return ratio.value == ratio.value  # not NaN, which is for no data
-

@@ -92,8 +92,9 @@ class Serving(Protocol):
     def tenant_job(self, tenant: str, job_id: str) -> JobRow | None:
         """By its whole id."""
 
-    def tenant_jobs(self, tenant: str, page: Page, state: JobState | None = None) -> list[JobRow]:
-        ...
+    def tenant_jobs(
+        self, tenant: str, page: Page, state: JobState | None = None
+    ) -> list[JobRow]: ...
 
     def tenant_states(self, tenant: str) -> Mapping[JobState, int]:
         """How many jobs it has in each state, without states that none is in."""

@@ -320,7 +320,8 @@ def test_what_waits_is_listed_and_blocked_for_good(store: Any, visitor: Visitor)
                  "Its text cannot be read here. It can be blocked, not released."):  # fmt: skip
         assert said in page.text
     form = {"csrf": visitor.token(f"/reviews/{job_id(1)}")}
-    done = visitor.post(f"/reviews/{job_id(1)}", {**form, "decide-0-0": "blocked", "decide-1-0": ""})
+    decided = {"decide-0-0": "blocked", "decide-1-0": ""}
+    done = visitor.post(f"/reviews/{job_id(1)}", {**form, **decided})
     assert (done.status_code, done.headers["location"]) == (303, f"/reviews/{job_id(1)}")
     assert "0 released, 1 blocked." in visitor.page(f"/reviews/{job_id(1)}").text
     assert "1 blocked" not in visitor.page(f"/reviews/{job_id(1)}").text, "said once"

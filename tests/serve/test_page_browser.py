@@ -1,9 +1,10 @@
-"""The page in a real browser: for eyes, hands and screen readers, on a telephone and at a desk, light
-and dark; and its script, which follows a job while it runs."""
+"""The page in a real browser: for eyes, hands and screen readers, on a telephone and at a desk,
+light and dark; and its script, which follows a job while it runs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from serve.test_sign_in import MODELS
 from serve.visitor import done_job, held_job, started_job
 
 from specbatch.jobs.serve.keys import make_key
+from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.records import JobState, Stage
 from specbatch.schemas.registry import DeployScope
 from specbatch.schemas.serving import Scope
@@ -52,16 +54,47 @@ def browser() -> Iterator[Browser]:
     opened.__exit__(None, None, None)
 
 
+@dataclass(frozen=True)
+class Desk:
+    """A browser that has signed in at a service, and the service's store."""
+
+    browser: Browser
+    store: Store
+    address: str
+
+    def open(self, path: str) -> None:
+        self.browser.open(f"{self.address}{path}")
+
+    def sign_in(self) -> None:
+        _, key = make_key(self.store, "laptop", "default", tuple(Scope), None)
+        self.open("/sign-in")
+        self.send(key)
+        assert self.browser.evaluate("location.pathname") == "/jobs"
+        assert self.browser.evaluate("document.cookie") == "", "no script sees the session"
+
+    def send(self, key: str) -> None:
+        self.browser.evaluate(f"document.getElementById('api-key').value = '{key}'")
+        self.browser.leave_by("document.querySelector('button').click()")
+
+    def pictures(self, name: str, folder: Path) -> None:
+        """The page fits, and axe finds nothing, on each screen in light and dark."""
+        for width, height in SCREENS:
+            self.browser.size(width, height)
+            for scheme in ("light", "dark"):
+                self.browser.prefer(scheme)
+                picture = self.browser.screenshot()
+                (folder / f"{name}-{width}-{scheme}.png").write_bytes(picture)
+                assert_no_barrier(self.browser, f"{name}, {width}, {scheme}")
+            assert self.browser.evaluate("document.documentElement.scrollWidth") <= width, name
+
+
 @pytest.fixture
-def store(tmp_path: Path, browser: Browser) -> Iterator[Any]:
-    """Of a service at which the browser has signed in. `browser.at`: its address."""
-    with made_service(tmp_path / "serve-dir", MODELS) as made:
-        store = made.service.store
-        fill(store)
-        with listening(made.service) as port:
-            browser.at = f"http://127.0.0.1:{port}"  # type: ignore[attr-defined]  # this test's
-            sign_in(browser, store)
-            yield store
+def desk(tmp_path: Path, browser: Browser) -> Iterator[Desk]:
+    with made_service(tmp_path / "serve-dir", MODELS) as made, listening(made.service) as port:
+        found = Desk(browser, made.service.store, f"http://127.0.0.1:{port}")
+        fill(found.store)
+        found.sign_in()
+        yield found
 
 
 def fill(store: Any) -> None:
@@ -77,19 +110,6 @@ def fill(store: Any) -> None:
     store.stop_rollout(DeployScope("default", "letters"), "enough seen")
 
 
-def sign_in(browser: Browser, store: Any) -> None:
-    _, key = make_key(store, "laptop", "default", tuple(Scope), None)
-    browser.open(at(browser, "/sign-in"))
-    browser.evaluate(f"document.getElementById('api-key').value = '{key}'")
-    browser.leave_by("document.querySelector('button').click()")
-    assert browser.evaluate("location.pathname") == "/jobs"
-    assert browser.evaluate("document.cookie") == "", "no script sees the session"
-
-
-def at(browser: Browser, path: str) -> str:
-    return f"{browser.at}{path}"  # type: ignore[attr-defined]  # set by the fixture
-
-
 def assert_no_barrier(browser: Browser, where: str) -> None:
     """axe finds nothing serious."""
     browser.evaluate(f"{AXE.read_text()}; 0")
@@ -101,54 +121,30 @@ def assert_no_barrier(browser: Browser, where: str) -> None:
     assert serious == [], where
 
 
-def assert_fits(browser: Browser, width: int, where: str) -> None:
-    assert browser.evaluate("document.documentElement.scrollWidth") <= width, where
-
-
-@pytest.mark.usefixtures("store")
-def test_every_page_is_for_everybody(browser: Browser, tmp_path: Path) -> None:
+def test_every_page_is_for_everybody(desk: Desk, tmp_path: Path) -> None:
     for name, path in PAGES.items():
-        browser.open(at(browser, path))
+        desk.open(path)
         if name != "error":
-            assert browser.complaints() == [], name
-        for width, height in SCREENS:
-            browser.size(width, height)
-            for scheme in ("light", "dark"):
-                browser.prefer(scheme)
-                picture = browser.screenshot()
-                (tmp_path / f"{name}-{width}-{scheme}.png").write_bytes(picture)
-                assert_no_barrier(browser, f"{name}, {width}, {scheme}")
-            assert_fits(browser, width, f"{name}, {width}")
-    browser.leave_by("document.querySelector('.who button')?.click() ?? history.back()")
-    browser.prefer("light")
+            assert desk.browser.complaints() == [], name
+        desk.pictures(name, tmp_path)
 
 
-def test_who_is_refused_is_told_so(browser: Browser, store: Any, tmp_path: Path) -> None:
-    browser.open(at(browser, "/sign-in"))
-    browser.evaluate("document.getElementById('api-key').value = 'sb-wrong'")
-    browser.leave_by("document.querySelector('button').click()")
-    assert browser.evaluate("document.querySelector('[role=alert]').innerText") == (
-        "This API key is wrong: ask the operator for another."
-    )
-    assert browser.evaluate("document.activeElement.id") == "api-key"
-    for width, height in SCREENS:
-        browser.size(width, height)
-        for scheme in ("light", "dark"):
-            browser.prefer(scheme)
-            (tmp_path / f"sign-in-{width}-{scheme}.png").write_bytes(browser.screenshot())
-            assert_no_barrier(browser, f"sign-in, {width}, {scheme}")
-        assert_fits(browser, width, f"sign-in, {width}")
-    browser.prefer("light")
-    sign_in(browser, store)
+def test_who_is_refused_is_told_so(desk: Desk, tmp_path: Path) -> None:
+    desk.open("/sign-in")
+    desk.send("sb-wrong")
+    said = "document.querySelector('[role=alert]').innerText"
+    assert desk.browser.evaluate(said) == "This API key is wrong: ask the operator for another."
+    assert desk.browser.evaluate("document.activeElement.id") == "api-key"
+    desk.pictures("sign-in", tmp_path)
 
 
-def test_a_running_job_is_followed_to_its_end(browser: Browser, store: Any) -> None:
-    browser.size(1280, 860)
-    browser.open(at(browser, "/jobs"))
+def test_a_running_job_is_followed_to_its_end(desk: Desk) -> None:
+    browser, store = desk.browser, desk.store
+    desk.open("/jobs")
     row = f"[data-job='{RUNNING}']"
-    link = f"document.querySelector(\"{row} a\")"
+    link = f'document.querySelector("{row} a")'
     browser.evaluate(f"{link}.focus()")
-    state = f"document.querySelector(\"{row} [data-cell=state]\")"
+    state = f'document.querySelector("{row} [data-cell=state]")'
     assert browser.evaluate(f"{state}.textContent") == "verifying"
     follow = (  # resolves when the script has put this text there
         f"new Promise(done => {{ const cell = {state};"
@@ -164,7 +160,7 @@ def test_a_running_job_is_followed_to_its_end(browser: Browser, store: Any) -> N
     store.finish_job(claim_job(store, Stage.PUBLISH, job_id=RUNNING).lease, JobState.DONE)
     assert browser.evaluate(follow) is True
     told = browser.evaluate(
-        f"(() => {{ const row = document.querySelector(\"{row}\");"
+        f'(() => {{ const row = document.querySelector("{row}");'
         "return [row.querySelector('progress').value, row.querySelector('.chip').className,"
         " row.querySelector('[data-cell=rows]').textContent,"
         " document.getElementById('said').textContent] })()"
@@ -174,20 +170,21 @@ def test_a_running_job_is_followed_to_its_end(browser: Browser, store: Any) -> N
     assert browser.complaints() == []
 
 
-@pytest.mark.usefixtures("store")
-def test_hands_on_the_keyboard_get_everywhere(browser: Browser) -> None:
-    browser.open(at(browser, f"/reviews/{HELD}"))
+def test_hands_on_the_keyboard_get_everywhere(desk: Desk) -> None:
+    browser = desk.browser
+    desk.open(f"/reviews/{HELD}")
     browser.press("Tab")
     assert browser.evaluate("document.activeElement.className") == "skip"
     shown = "getComputedStyle(document.activeElement).outlineStyle"
     for _ in range(8):
         browser.press("Tab")
-        assert browser.evaluate(shown) != "none", browser.evaluate("document.activeElement.outerHTML")
+        where = browser.evaluate("document.activeElement.outerHTML")
+        assert browser.evaluate(shown) != "none", where
 
 
-@pytest.mark.usefixtures("store")
-def test_the_report_runs_its_own_script_as_a_stranger(browser: Browser) -> None:
-    browser.open(at(browser, f"/jobs/{DONE}"))
+def test_the_report_runs_its_own_script_as_a_stranger(desk: Desk) -> None:
+    browser = desk.browser
+    desk.open(f"/jobs/{DONE}")
     browser.leave_by("document.querySelector('.actions a').click()")
     assert browser.complaints() == []
     assert browser.evaluate("self.origin") == "null"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from contracts.shorthand import claim_job, found
@@ -69,7 +70,7 @@ def checked(html: str) -> Page:
     levels = [level for level, _ in page.headings]
     assert levels[0] == 1
     assert levels.count(1) == 1
-    assert all(after <= before + 1 for before, after in zip(levels, levels[1:], strict=False))
+    assert all(after <= before + 1 for before, after in pairwise(levels))
     assert len(page.ids) == len(set(page.ids)), "an id occurs twice"
     for table in page.tables:
         assert table == {"caption": 1, "unscoped": 0}
@@ -109,7 +110,7 @@ def started_job(store: Store, job_id: str, rows: int = 4, **job: Any) -> str:
 
 def held_job(store: Store, job_id: str, why: str = "held back for review", **job: Any) -> str:
     """A job whose rows 0 and 1 wait for a review, and whose texts cannot be read anywhere."""
-    waits: dict[str, Any] = {"finish_reason": FinishReason.REVIEW, "error": why, "top_logprobs": None}
-    waits |= {"text": "", "token_ids": (NOT_KEPT,) * 3}
+    waits: dict[str, Any] = {"finish_reason": FinishReason.REVIEW, "error": why}
+    waits |= {"text": "", "token_ids": (NOT_KEPT,) * 3, "top_logprobs": None}
     records = [completion(row, **(waits if row < 2 else {})) for row in range(4)]
     return done_job(store, job_id, records, report={HELD_BACK: 2.0}, **job)

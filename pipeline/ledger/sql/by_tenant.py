@@ -17,9 +17,7 @@ def job(conn: Connection, tenant: str, job_id: str) -> JobRow | None:
     return None if row is None else mapper.job_row(row)
 
 
-def jobs(
-    conn: Connection, tenant: str, page: Page, state: JobState | None = None
-) -> list[JobRow]:
+def jobs(conn: Connection, tenant: str, page: Page, state: JobState | None = None) -> list[JobRow]:
     query = select(*Job.__table__.c).where(Job.tenant == tenant)
     if state is not None:
         query = query.where(Job.state == state.value)
