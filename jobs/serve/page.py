@@ -393,7 +393,7 @@ def _is_https(request: Request) -> bool:
 
 
 def _error(error: ApiError) -> Response:
-    answer = html("error.html", error.status, status=error.status, message=str(error))
+    answer = html("error.html", error.status, code=error.status, message=str(error))
     if error.retry_after is not None:
         answer.headers["Retry-After"] = str(error.retry_after)
     return answer

@@ -46,7 +46,7 @@ class Sessions:
             now = self._clock()
             self._of = {known: one for known, one in self._of.items() if one.until > now}
             mine = [known for known, one in self._of.items() if one.key_id == key_id]
-            for known in mine[: len(mine) + 1 - MOST_OF_KEY]:
+            for known in mine[: max(0, len(mine) + 1 - MOST_OF_KEY)]:
                 del self._of[known]
             self._of[_hash(cookie)] = Session(key_id, now + LIFE_SEC)
         return cookie
