@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, urlencode
 
@@ -76,6 +76,7 @@ class Asked:
 
 
 Work = Callable[[Asked], Response]
+Route = Callable[[Request], Awaitable[Response]]
 
 
 def add_page(app: FastAPI, service: Service, settings: Settings) -> None:
@@ -121,7 +122,7 @@ class Pages:
     sign_ins: Rates = field(default_factory=lambda: Rates(SIGN_INS))
 
     # --- around all of them -----------------------------------------------------------------
-    def endpoint(self, work: Callable[[Request, Form], Response]) -> Callable[..., object]:
+    def endpoint(self, work: Callable[[Request, Form], Response]) -> Route:
         """A route: its form read, its errors shown, its headers set."""
 
         async def route(request: Request) -> Response:
@@ -185,6 +186,7 @@ class Pages:
         """A page for who has signed in."""
         return html(
             template,
+            200,
             section=section,
             sections=SECTIONS,
             key=asked.key,
