@@ -232,7 +232,7 @@ class Pages:
         self.sessions.end(request.cookies.get(COOKIE, ""))
         answer = _go(_next(then))
         _set_cookie(answer, request, COOKIE, self.sessions.begin(caller.key_id))
-        answer.delete_cookie(FORM_COOKIE, path="/")
+        _drop_cookie(answer, FORM_COOKIE)
         return answer
 
     def sign_out(self, request: Request, form: Form) -> Response:
@@ -241,7 +241,7 @@ class Pages:
             self._check_token(cookie, form)
             self.sessions.end(cookie)
         answer = _go("/sign-in")
-        answer.delete_cookie(COOKIE, path="/")
+        _drop_cookie(answer, COOKIE)
         return answer
 
     # --- jobs -------------------------------------------------------------------------------
@@ -386,6 +386,10 @@ def _set_cookie(answer: Response, request: Request, name: str, value: str) -> No
     answer.set_cookie(
         name, value, path="/", httponly=True, samesite="strict", secure=_is_https(request)
     )
+
+
+def _drop_cookie(answer: Response, name: str) -> None:
+    answer.delete_cookie(name, path="/", httponly=True, samesite="strict")
 
 
 def _is_https(request: Request) -> bool:

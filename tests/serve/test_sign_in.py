@@ -66,7 +66,9 @@ def test_the_root_leads_to_the_sign_in_and_then_to_the_jobs(visitor: Visitor) ->
     assert "nightly" in visitor.page("/jobs").text
 
 
-@pytest.mark.parametrize("key", ["", "nobodys", "sb-0123456789ab-" + "x" * 43, "sk-äö\0", "x" * 5000])
+@pytest.mark.parametrize(
+    "key", ["", "nobodys", "sb-0123456789ab-" + "x" * 43, "sk-äö\0", "x" * 5000]
+)
 def test_a_wrong_key_lets_nobody_in(visitor: Visitor, key: str) -> None:
     answer = visitor.send_key(key)
     assert answer.status_code == 401
