@@ -14,7 +14,7 @@ def require_engine_extra() -> None:
 
 def require_serve_extra() -> None:
     """Raise `MissingExtraError` unless the packages of `specbatch serve` are installed."""
-    _require("serve", "fastapi", "uvicorn", "python_multipart")
+    _require("serve", "fastapi", "uvicorn", "python_multipart", "jinja2")
 
 
 def _require(extra: str, *modules: str) -> None:

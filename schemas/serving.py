@@ -144,6 +144,17 @@ class BatchEnd:
 
 
 @dataclass(frozen=True, slots=True)
+class TenantUse:
+    """What a tenant has had since some time: its jobs, and its groups that were recorded."""
+
+    jobs: int  # submitted since then
+    completions: int
+    prompt_tokens: int
+    completion_tokens: int
+    cost_usd: float  # of the completions, without what was lost
+
+
+@dataclass(frozen=True, slots=True)
 class ApiKey:
     """An API key's row. `digest` is the SHA-256 of its secret part, which is kept nowhere."""
 

@@ -26,10 +26,11 @@ from rich.text import Text
 from specbatch.jobs.cli.connect import load_settings, silent
 from specbatch.jobs.cli.console import complain, out, remark, say, show_whole
 from specbatch.jobs.cli.cost import cost_of, signed_usd
-from specbatch.jobs.cli.outcome import leave, print_summary, summary_of
+from specbatch.jobs.cli.outcome import leave, print_summary
 from specbatch.jobs.cli.stores import DEMO as MARKER
 from specbatch.pipeline.observe.terminal.summary import JobSummary
 from specbatch.pipeline.operations.spec_input import build_spec
+from specbatch.pipeline.operations.summaries import summary_of
 from specbatch.pipeline.policy.costs.balance import Amount, Sheet, leased, sessions_sheet
 from specbatch.pipeline.policy.costs.job_costs import JobCost
 from specbatch.pipeline.storage.history_files import HISTORY

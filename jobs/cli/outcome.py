@@ -8,8 +8,8 @@ import typer
 
 from specbatch.jobs.cli.console import complain, out, remark, say, say_json
 from specbatch.pipeline.observe.terminal.progress import INTERRUPTED
-from specbatch.pipeline.observe.terminal.summary import JobSummary, summary_table
-from specbatch.pipeline.policy.costs.savings import drafted, savings
+from specbatch.pipeline.observe.terminal.summary import summary_table
+from specbatch.pipeline.operations.summaries import summary_of
 from specbatch.pipeline.runtime.client import Client
 from specbatch.schemas.audit import data_uri
 from specbatch.schemas.job_progress import JobProgress
@@ -54,14 +54,6 @@ def finish(client: Client, job_id: str, json: bool, otherwise: int = 0) -> NoRet
 def print_summary(client: Client, job_id: str) -> None:
     """The table of the job's figures."""
     out.print(summary_table(summary_of(client.job(job_id), client.progress(job_id))))
-
-
-def summary_of(job: JobRow, progress: JobProgress, interrupted: bool = False) -> JobSummary:
-    """A job's figures, and what drafting brought."""
-    saved = savings(job.report)
-    speedup = None if saved is None else saved.speedup
-    is_drafted = drafted(job.report, progress.proposed)
-    return JobSummary(job, progress, speedup, is_drafted, interrupted)
 
 
 def leave(job: JobRow, otherwise: int = 0) -> NoReturn:

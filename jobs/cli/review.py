@@ -15,7 +15,12 @@ from specbatch.jobs.cli.connect import client, load_settings
 from specbatch.jobs.cli.console import say, say_json, while_read
 from specbatch.jobs.cli.outcome import finish
 from specbatch.pipeline.bootstrap import make_store
-from specbatch.pipeline.operations.tools import held_completions
+from specbatch.pipeline.operations.tools import (
+    UNREAD,
+    called,
+    check_readable,
+    held_completions,
+)
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.policies import Decided, Place, Reviews
 from specbatch.schemas.records import CompletionRecord, JobRow
@@ -23,7 +28,6 @@ from specbatch.schemas.spec import spec_of
 from specbatch.schemas.visible import one_line
 
 ALL = "all"
-UNREAD = "its text cannot be read here: run this where the workspace and the model are"
 _PLACE = re.compile(r"(\d{1,18})(?:/(\d{1,9}))?")
 _PLACE_HELP = "ROW, ROW/SAMPLE, or `all` that still wait; repeat for more"
 
@@ -64,7 +68,7 @@ def review(
                 with while_read():
                     _list(row, reviews, found, json)
                 return
-            _check_readable(row, reviews, decided, held_completions(settings, store, row, reviews))
+            check_readable(row, reviews, decided, held_completions(settings, store, row, reviews))
         c.review(row.job_id, decided)
         if not local:
             _say_decided(row, decided, json)
@@ -85,7 +89,7 @@ def _decisions(
     for given, decision in ((release, Decided.RELEASED), (block, Decided.BLOCKED)):
         for place in _places(given, reviews):
             if decided.setdefault(place, decision) is not decision:
-                raise UsageError(f"row {_called(place)} is both released and blocked: say one")
+                raise UsageError(f"row {called(place)} is both released and blocked: say one")
     left = [place for place in reviews.pending if place not in decided]
     for given, decision in ((release, Decided.RELEASED), (block, Decided.BLOCKED)):
         if ALL in given:
@@ -94,18 +98,6 @@ def _decisions(
     if (release or block) and not decided:
         raise UsageError(f"no completion of job {row.job_id} waits for a review")
     return decided
-
-
-def _check_readable(
-    row: JobRow,
-    reviews: Reviews,
-    decided: Mapping[Place, Decided],
-    found: Mapping[Place, CompletionRecord],
-) -> None:
-    """Raise `UsageError` if a text that would be released is not there."""
-    for place in reviews.pending:
-        if decided.get(place) is Decided.RELEASED and place not in found:
-            raise UsageError(f"row {_called(place)} of job {row.job_id} is not released: {UNREAD}")
 
 
 def _places(given: Sequence[str], reviews: Reviews) -> Iterator[Place]:
@@ -139,7 +131,7 @@ def _list(
             say_json(known | {"id": one and one.row_id, "text": one and one.text})
         else:
             named = f" ({one_line(one.row_id)})" if one else ""
-            say(f"row {_called(place, several)}{named}: {why}")
+            say(f"row {called(place, several)}{named}: {why}")
             say(f"    {one_line(one.text) if one else UNREAD}")
     if not json:
         waiting = len(reviews.pending)
@@ -157,12 +149,6 @@ def waiting_line(row: JobRow, reviews: Reviews) -> str | None:
         f"{count:,} {completions} for a review: `specbatch review {row.job_id}` shows them, "
         "--release and --block decide"
     )
-
-
-def _called(place: Place, several: bool = False) -> str:
-    """As the options take it. `several`: prompts have several completions."""
-    row, sample = place
-    return f"{row}/{sample}" if sample or several else f"{row}"
 
 
 def _say_decided(row: JobRow, decided: Mapping[Place, Decided], json: bool) -> None:

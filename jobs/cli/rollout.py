@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import asdict
 from enum import StrEnum
@@ -20,15 +20,11 @@ from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.learning.registry import find
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.policy.ratios import Interval
-from specbatch.pipeline.policy.rollout import (
-    accepted_in_shadow,
-    accepted_share,
-    tokens_per_cost,
-)
+from specbatch.pipeline.policy.rollout import figures_of
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.fingerprint import shown
 from specbatch.schemas.registry import DeployScope
-from specbatch.schemas.rollouts import DEFAULT_STEPS, Observed, Rollout, shares_of
+from specbatch.schemas.rollouts import DEFAULT_STEPS, Rollout, shares_of
 
 DEFAULT_PERCENTS = ",".join(f"{100 * share:g}" for share in DEFAULT_STEPS)
 
@@ -200,7 +196,7 @@ def _show(store: Store, number: str, json: bool) -> None:
     if json:
         figures = {
             name: {side: _as_json(ratio) for side, ratio in sides.items()}
-            for name, sides in _figures(groups).items()
+            for name, sides in figures_of(groups).items()
         }
         say_json({**asdict(one), "groups": len(groups), "figures": figures})
         return
@@ -214,29 +210,10 @@ def _show(store: Store, number: str, json: bool) -> None:
     drawn = sum(seen.is_candidate for seen in groups)
     say(f"  {len(groups):,} groups, {drawn:,} with the candidate")
     say(f"  bets: that it is better grown {one.better:,.1f}-fold, worse {one.worse:,.1f}-fold")
-    for name, sides in _figures(groups).items():
+    for name, sides in figures_of(groups).items():
         for side, ratio in sides.items():
             if not math.isnan(ratio.value):
-                say(f"  {name}, {side}: {_words(ratio)}")
-
-
-def _figures(groups: Sequence[Observed]) -> dict[str, dict[str, Interval]]:
-    sides = {"candidate": True, "present model": False}
-    figures = {
-        "tokens per device second": tokens_per_cost,
-        "accepted share of tokens": accepted_share,
-        "accepted tokens of a shadow draft": accepted_in_shadow,
-    }
-    return {
-        name: {side: figure(groups, which) for side, which in sides.items()}
-        for name, figure in figures.items()
-    }
-
-
-def _words(ratio: Interval) -> str:
-    if math.isinf(ratio.low):
-        return f"{ratio.value:,.3g} (one group)"
-    return f"{ratio.value:,.4g} (95 %: {ratio.low:,.4g} to {ratio.high:,.4g})"
+                say(f"  {name}, {side}: {ratio.words}")
 
 
 def _as_json(ratio: Interval) -> dict[str, float | None]:

@@ -20,10 +20,10 @@ from specbatch.schemas.extras import require_engine_extra, require_serve_extra
 from specbatch.schemas.settings import Settings
 
 if TYPE_CHECKING:
-    from specbatch.jobs.serve.app import Service
     from specbatch.jobs.serve.file_store import FileStore
     from specbatch.jobs.serve.models import ServedModel
     from specbatch.jobs.serve.reconciler import Reconciler
+    from specbatch.jobs.serve.service import Service
 
 GRACE_SEC = 10  # for requests under way when the service ends
 MOST_CONNECTIONS = 512
@@ -55,6 +55,9 @@ def serve(
     rate: Annotated[
         str, typer.Option("--rate", help="requests of an API key; `off` for no limit")
     ] = "1200/minute",
+    page: Annotated[
+        bool, typer.Option("--page/--no-page", help="whether to show jobs in a browser, at /")
+    ] = True,
 ) -> None:
     """Serve files and batches over HTTP as OpenAI does, to its own clients.
 
@@ -100,8 +103,8 @@ def serve(
         if embedded:
             check_models(settings, file_store, served.values())
         client = make_client(settings, forgiving_enqueue(settings), store)
-        from specbatch.jobs.serve.app import Service
         from specbatch.jobs.serve.reconciler import Reconciler
+        from specbatch.jobs.serve.service import Service
 
         reconciler = Reconciler(store, client, file_store, served, max_requests, privacy)
         service = Service(
@@ -110,6 +113,7 @@ def serve(
             most_file_bytes=max_file_mib << 20,
             most_open=max_open_batches,
             rates=None if most is None else Rates(most),
+            page=settings if page and not no_keys else None,
         )
         _listen(service, reconciler, settings, embedded, host, port)
 
@@ -207,6 +211,8 @@ def _listen(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with sock, _working(reconciler, settings, embedded):
         remark(f"serving {', '.join(service.models)} on {shown}")
+        if service.page is not None:
+            remark(f"jobs are shown on {shown.removesuffix('v1')}")
         try:
             uvicorn.Server(config).run(sockets=[sock])
         except KeyboardInterrupt:

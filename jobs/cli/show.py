@@ -15,13 +15,14 @@ from specbatch.jobs.cli.console import moment, out, say, say_json
 from specbatch.jobs.cli.cost import cost_of, saved_json, saved_line, stages_json, stages_line
 from specbatch.jobs.cli.drafting import switch_line
 from specbatch.jobs.cli.options import JobId
-from specbatch.jobs.cli.outcome import ROWS_COUNT, as_json, summary_of
+from specbatch.jobs.cli.outcome import ROWS_COUNT, as_json
 from specbatch.jobs.cli.review import waiting_line
 from specbatch.jobs.cli.stores import found_settings
 from specbatch.pipeline.bootstrap import make_client, make_store
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.observe.terminal.progress import interrupted_line, resume_command
 from specbatch.pipeline.observe.terminal.summary import summary_table
+from specbatch.pipeline.operations.summaries import summary_of
 from specbatch.pipeline.operations.tools import first_rows
 from specbatch.pipeline.policy.costs.savings import drafted, savings
 from specbatch.pipeline.privacy.tenants import Privacy

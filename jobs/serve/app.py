@@ -6,13 +6,10 @@ They check who asks and hand over; files, batches and keys have files of their o
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import math
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 from uuid import uuid4
 
@@ -21,21 +18,17 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 
 from specbatch.jobs.serve.batches import BatchView, file_json, list_json, new_batch
 from specbatch.jobs.serve.errors import ApiError, as_api_error, unknown
-from specbatch.jobs.serve.file_store import BATCH, FILE, FileStore, checked
+from specbatch.jobs.serve.file_store import BATCH, FILE, checked
 from specbatch.jobs.serve.keys import Caller, caller_of
-from specbatch.jobs.serve.models import ServedModel
+from specbatch.jobs.serve.page import add_page
 from specbatch.jobs.serve.partial import partial_lines
-from specbatch.jobs.serve.rates import Rates
 from specbatch.jobs.serve.reconciler import CANCELLED
-from specbatch.jobs.serve.uploads import Upload, limited, too_large
-from specbatch.pipeline.ledger.contract import Store
+from specbatch.jobs.serve.service import Service
+from specbatch.jobs.serve.uploads import Upload, in_time, limited, too_large
 from specbatch.pipeline.outputs.names import OPENAI
-from specbatch.pipeline.privacy.tenants import NOBODY_PRIVATE, Privacy
-from specbatch.pipeline.runtime.client import Client
 from specbatch.schemas.errors import JobNotFoundError, SpecbatchError, StoreError
 from specbatch.schemas.openai_formats import URLS
 from specbatch.schemas.records import JobRow
@@ -52,24 +45,6 @@ FILE_TYPE = "application/octet-stream"
 _LOCAL = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?")
 
 
-@dataclass(frozen=True, slots=True)
-class Service:
-    """What the routes work on."""
-
-    store: Store
-    client: Client
-    file_store: FileStore
-    models: dict[str, ServedModel]
-    since: int  # seconds since the epoch: when the models were listed
-    wake: Callable[[], None] = lambda: None  # there is a batch to look at
-    with_keys: bool = True
-    privacy: Privacy = NOBODY_PRIVATE
-    most_file_bytes: int = 512 << 20
-    most_open: int = 100
-    rates: Rates | None = None  # None: as many requests as come
-    silence_sec: float = 60.0  # a client that uploads nothing for so long is given up
-
-
 def make_app(service: Service) -> FastAPI:
     """The ASGI application. It starts nothing and closes nothing."""
     app = FastAPI(
@@ -80,6 +55,8 @@ def make_app(service: Service) -> FastAPI:
     _add_files(app, service, reader, writer)
     _add_batches(app, service, reader, writer)
     _add_models(app, service, reader)
+    if service.page is not None:
+        add_page(app, service, service.page)
     return app
 
 
@@ -99,21 +76,10 @@ def _caller(service: Service, scope: Scope) -> Any:
             found = Caller("default")
         found.must(scope)
         if service.rates is not None:
-            _in_rate(service.rates, found.key_id)
+            service.rates.check(found.key_id)
         return found
 
     return Depends(caller)
-
-
-def _in_rate(rates: Rates, key_id: str) -> None:
-    if wait := rates.wait_sec(key_id):
-        raise ApiError(
-            429,
-            f"no more than {rates.rate.requests} requests in {rates.rate.seconds:g} s may be sent: "
-            "wait as long as `Retry-After` says",
-            "rate_limit_exceeded",
-            retry_after=math.ceil(wait),
-        )
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -174,7 +140,7 @@ async def _receive(service: Service, request: Request, tenant: str) -> StoredFil
     upload.begin(request.headers.get("content-type", ""))
     try:
         chunks = limited(request.stream(), most + FORM_BYTES, "the form")
-        async for chunk in _in_time(chunks, service.silence_sec):
+        async for chunk in in_time(chunks, service.silence_sec):
             await run_in_threadpool(upload.feed, chunk)
         return await run_in_threadpool(_finish, service, upload, tenant)
     except OSError as error:
@@ -192,20 +158,6 @@ def _finish(service: Service, upload: Upload, tenant: str) -> StoredFile:
     except StoreError:
         service.file_store.remove(file.file_id)
         raise
-
-
-async def _in_time(chunks: AsyncIterator[bytes], silence_sec: float) -> AsyncIterator[bytes]:
-    while True:
-        try:
-            async with asyncio.timeout(silence_sec):
-                chunk = await anext(chunks, None)
-        except ClientDisconnect:
-            raise ApiError(400, "the request was cut off: send it again") from None
-        except TimeoutError:
-            raise ApiError(408, f"nothing came for {silence_sec:g} s: send it again") from None
-        if chunk is None:
-            return
-        yield chunk
 
 
 def _file(service: Service, caller: Caller, file_id: str) -> StoredFile:
@@ -226,7 +178,7 @@ def _add_batches(app: FastAPI, service: Service, reader: Any, writer: Any) -> No
         idempotency_key: Annotated[str | None, Header()] = None,
     ) -> JSONResponse:
         chunks = limited(request.stream(), MOST_BODY_BYTES, "the body")
-        body = b"".join([chunk async for chunk in _in_time(chunks, service.silence_sec)])
+        body = b"".join([chunk async for chunk in in_time(chunks, service.silence_sec)])
         more = service.file_store.service_id, service.privacy
         order = new_batch(body, caller.tenant, idempotency_key, *more)
         batch, is_new = await run_in_threadpool(store.add_batch, order, service.most_open)

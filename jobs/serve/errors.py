@@ -73,7 +73,12 @@ def as_api_error(error: SpecbatchError) -> ApiError:
 
 def for_clients(error: SpecbatchError) -> str:
     """An error's sentence without the operator's folders and addresses."""
-    return _PLACE.sub("…", str(error))
+    return without_places(str(error))
+
+
+def without_places(text: str) -> str:
+    """A sentence of ours without the operator's folders and addresses."""
+    return _PLACE.sub("…", text)
 
 
 def failure(code: str, message: str) -> dict[str, Any]:

@@ -65,6 +65,17 @@ def caller_of(store: Serving, authorization: str | None) -> Caller:
     return Caller(key.tenant, key.scopes, key.key_id)
 
 
+def caller_by_id(store: Serving, key_id: str) -> tuple[Caller, ApiKey]:
+    """Who has signed in with this key. Raises `ApiError` once the key does not count."""
+    found = store.api_key(key_id)
+    if found is None:
+        raise _refused("unknown")
+    key, now = found
+    if (why := key.why_not(now)) is not None:
+        raise _refused(why)
+    return Caller(key.tenant, key.scopes, key.key_id), key
+
+
 def _refused(why: str) -> ApiError:
     return ApiError(401, f"this API key is {why}: ask the operator for another", "invalid_api_key")
 

@@ -1,16 +1,20 @@
-"""How many requests an API key may send in a time. Each key has its own count."""
+"""How many requests an API key may send in a time. Each key has its own count, and so has each
+address that tries to sign in."""
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from specbatch.jobs.serve.errors import ApiError
 from specbatch.schemas.errors import UsageError
 
 OFF = "off"
+MOST_COUNTS = 10_000  # before those that are full again are forgotten
 _SECONDS = {"second": 1.0, "minute": 60.0, "hour": 3600.0}
 _FORM = re.compile(rf"([1-9]\d{{0,8}})/({'|'.join(_SECONDS)})")
 
@@ -50,7 +54,8 @@ class Rates:
     def __init__(self, rate: Rate, clock: Callable[[], float] = time.monotonic) -> None:
         self.rate = rate
         self._clock = clock
-        self._full_at: dict[str, float] = {}  # one entry for each key that exists
+        self._full_at: dict[str, float] = {}
+        self._most = MOST_COUNTS
         self._lock = threading.Lock()
 
     def wait_sec(self, key_id: str) -> float:
@@ -62,4 +67,22 @@ class Rates:
             if wait > 1e-9 * self.rate.seconds:  # sums of intervals are not exact
                 return wait
             self._full_at[key_id] = full_at
+            self._forget(now)
             return 0.0
+
+    def check(self, key_id: str) -> None:
+        """Count a request. Raises `ApiError`, which says when to come back."""
+        if wait := self.wait_sec(key_id):
+            raise ApiError(
+                429,
+                f"no more than {self.rate.requests} requests in {self.rate.seconds:g} s may be "
+                "sent: wait as long as `Retry-After` says",
+                "rate_limit_exceeded",
+                retry_after=math.ceil(wait),
+            )
+
+    def _forget(self, now: float) -> None:
+        """Drop counts that are as good as none, once there are many."""
+        if len(self._full_at) > self._most:
+            self._full_at = {key: at for key, at in self._full_at.items() if at > now}
+            self._most = max(MOST_COUNTS, 2 * len(self._full_at))

@@ -6,6 +6,7 @@ listed.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 from collections.abc import AsyncIterator, Callable
@@ -15,6 +16,7 @@ from typing import Any, BinaryIO
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.requests import ClientDisconnect
 
 from specbatch.jobs.serve.errors import ApiError
 from specbatch.jobs.serve.file_store import FILE, FileStore
@@ -203,3 +205,18 @@ async def limited(stream: AsyncIterator[bytes], most_bytes: int, what: str) -> A
             )
         if chunk:
             yield chunk
+
+
+async def in_time(chunks: AsyncIterator[bytes], silence_sec: float) -> AsyncIterator[bytes]:
+    """The chunks of a body. Raises `ApiError` where a client is silent for so long, or gone."""
+    while True:
+        try:
+            async with asyncio.timeout(silence_sec):
+                chunk = await anext(chunks, None)
+        except ClientDisconnect:
+            raise ApiError(400, "the request was cut off: send it again") from None
+        except TimeoutError:
+            raise ApiError(408, f"nothing came for {silence_sec:g} s: send it again") from None
+        if chunk is None:
+            return
+        yield chunk

@@ -166,9 +166,9 @@ class Store(Serving, Protocol):
     def reviews(self, job_id: str) -> Reviews:
         """The completions of a job that policies hold back for review, and what was decided."""
 
-    def review_job(self, job_id: str, decided: Mapping[Place, Decided]) -> None:
+    def review_job(self, job_id: str, decided: Mapping[Place, Decided], by: str = "") -> None:
         """Decide on held completions, and send the job to PUBLISH again. Raises `UsageError` for
-        one that is not held or was decided on, and for a job without an output."""
+        one that is not held or was decided on, and for a job without an output. `by`: the actor."""
 
     def fail_job(self, lease: Lease, error: str) -> None:
         """End the job as FAILED: its input or model cannot be used. Needs a job lease.

@@ -1,12 +1,14 @@
-"""What a store keeps for `specbatch serve`: files, batches, API keys.
+"""What a store keeps for `specbatch serve`: files, batches, API keys; and a tenant's jobs.
 
 A tenant's reads never find what is another tenant's: it looks as if it were not there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
+from specbatch.schemas.records import JobRow, JobState
 from specbatch.schemas.serving import (
     ApiKey,
     BatchEnd,
@@ -15,11 +17,12 @@ from specbatch.schemas.serving import (
     Page,
     Purpose,
     StoredFile,
+    TenantUse,
 )
 
 
 class Serving(Protocol):
-    """Files, batches and API keys. Lists are pages by id."""
+    """Files, batches, API keys and jobs by tenant. Lists are pages by id."""
 
     # --- files ------------------------------------------------------------------------------
     def add_file(self, file: StoredFile) -> StoredFile:
@@ -84,3 +87,17 @@ class Serving(Protocol):
 
     def revoke_api_key(self, key_id: str) -> ApiKey | None:
         """None: there is none. The first time of a revocation stays."""
+
+    # --- a tenant's jobs --------------------------------------------------------------------
+    def tenant_job(self, tenant: str, job_id: str) -> JobRow | None:
+        """By its whole id."""
+
+    def tenant_jobs(
+        self, tenant: str, page: Page, state: JobState | None = None
+    ) -> list[JobRow]: ...
+
+    def tenant_states(self, tenant: str) -> Mapping[JobState, int]:
+        """How many jobs it has in each state, without states that none is in."""
+
+    def tenant_use(self, tenant: str, since: float = 0.0) -> TenantUse:
+        """What it has had since then, in seconds since the epoch."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from importlib.util import find_spec
@@ -20,7 +20,7 @@ from specbatch.schemas.errors import (
 from specbatch.schemas.extras import require_engine_extra
 from specbatch.schemas.fingerprint import TEMPLATE, Models
 from specbatch.schemas.picks import Pick
-from specbatch.schemas.policies import Place, PolicyInput, Reviews
+from specbatch.schemas.policies import Decided, Place, PolicyInput, Reviews
 from specbatch.schemas.records import CompletionRecord, JobRow, PromptRow, Prompts
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec, spec_of
@@ -36,6 +36,8 @@ if TYPE_CHECKING:  # the light install has no torch and no pyarrow
     from specbatch.pipeline.storage.objects import Objects
 
 log = logging.getLogger(__name__)
+
+UNREAD = "its text cannot be read here: run this where the workspace and the model are"
 
 
 def make_auditor(settings: Settings, store: Store) -> Auditor:
@@ -118,6 +120,24 @@ def held_completions(
     except SpecbatchError as error:
         log.info("texts that are held back are out of reach: %s", error)
         return {}
+
+
+def check_readable(
+    job: JobRow,
+    reviews: Reviews,
+    decided: Mapping[Place, Decided],
+    found: Collection[Place],
+) -> None:
+    """Raise `UsageError` if a text that would be released is not among those that were found."""
+    for place in reviews.pending:
+        if decided.get(place) is Decided.RELEASED and place not in found:
+            raise UsageError(f"row {called(place)} of job {job.job_id} is not released: {UNREAD}")
+
+
+def called(place: Place, several: bool = False) -> str:
+    """`3` or `3/1`. `several`: prompts have several completions."""
+    row, sample = place
+    return f"{row}/{sample}" if sample or several else f"{row}"
 
 
 def models_now(spec: JobSpec) -> Models:

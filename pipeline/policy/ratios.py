@@ -19,6 +19,13 @@ class Interval:
     low: float
     high: float
 
+    @property
+    def words(self) -> str:
+        """`1.234 (95 %: 1.1 to 1.368)`."""
+        if math.isinf(self.low):
+            return f"{self.value:,.3g} (one group)"
+        return f"{self.value:,.4g} (95 %: {self.low:,.4g} to {self.high:,.4g})"
+
 
 def interval_of(terms: Terms) -> Interval:
     """Of the ratio."""

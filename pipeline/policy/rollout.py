@@ -169,5 +169,21 @@ def accepted_in_shadow(groups: Sequence[Observed], of_candidate: bool) -> Interv
     )
 
 
+SIDES = {"candidate": True, "present model": False}
+FIGURES = {
+    "tokens per device second": tokens_per_cost,
+    "accepted share of tokens": accepted_share,
+    "accepted tokens of a shadow draft": accepted_in_shadow,
+}
+
+
+def figures_of(groups: Sequence[Observed]) -> dict[str, dict[str, Interval]]:
+    """What people are shown of a rollout's groups: by figure, then by side."""
+    return {
+        name: {side: figure(groups, which) for side, which in SIDES.items()}
+        for name, figure in FIGURES.items()
+    }
+
+
 def _drawn(groups: Sequence[Observed], of_candidate: bool) -> list[Observed]:
     return [seen for seen in groups if seen.share > 0.0 and seen.is_candidate is of_candidate]

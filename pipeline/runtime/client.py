@@ -146,13 +146,14 @@ class Client:
         self._enqueue_due(job.job_id)
         return count
 
-    def review(self, job_id: str, decided: Mapping[Place, Decided]) -> None:
+    def review(self, job_id: str, decided: Mapping[Place, Decided], by: str = "") -> None:
         """Decide on completions that policies hold back; the output is published again with them.
+        `by` is whom the audit log names; empty: who this process works for.
 
         Raises `UsageError` for one that is not held, or was decided on.
         """
         job = self._store.get_job(job_id)
-        self._store.review_job(job.job_id, decided)
+        self._store.review_job(job.job_id, decided, by)
         self._enqueue_due(job.job_id)
 
     def interrupted(self, jobs: Sequence[JobRow], lease_sec: float) -> list[str]:

@@ -162,7 +162,10 @@ KEPT_TO = {
         "benchmarks.vllm",
         "benchmarks.vllm_nights",
     ),
-    "jinja2": ("pipeline.inputs.prompt_child", "pipeline.observe.report", "tools.site"),
+    "jinja2": (
+        *("pipeline.inputs.prompt_child", "pipeline.observe.report", "jobs.serve.rendering"),
+        "tools.site",
+    ),
     "fastapi": ("jobs.serve",),
     "starlette": ("jobs.serve",),
     "uvicorn": ("jobs.cli.serve",),

@@ -6,10 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
+from contracts.shorthand import ended, ingest
 from ledger.builders import START, Clock
 
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.errors import IdempotencyError, InUseError
+from specbatch.schemas.records import JobState
 from specbatch.schemas.serving import (
     ApiKey,
     BatchEnd,
@@ -21,6 +23,7 @@ from specbatch.schemas.serving import (
     Purpose,
     Scope,
     StoredFile,
+    TenantUse,
     TooManyOpenError,
 )
 
@@ -163,3 +166,35 @@ def test_keys_expire_and_are_revoked_once(store: Store, clock: Clock) -> None:
     assert store.revoke_api_key("k") == revoked
     assert store.revoke_api_key("other") is None
     assert store.api_keys() == ([revoked], START + 10)
+
+
+def test_a_tenant_finds_its_own_jobs_alone(store: Store) -> None:
+    for number, tenant in enumerate("aab"):
+        started(store, f"job{number:05}", tenant)
+    ids = [job.job_id for job in store.tenant_jobs("a", Page(9))]
+    assert ids == ["job00001", "job00000"]
+    assert [j.job_id for j in store.tenant_jobs("a", Page(9, "job00001"))] == ["job00000"]
+    assert store.tenant_jobs("a", Page(9), JobState.DONE) == []
+    assert store.tenant_job("a", "job00001") == store.get_job("job00001")
+    for other in ("job00002", "job0000", "latest", "nightly"):
+        assert store.tenant_job("a", other) is None
+    assert store.tenant_states("a") == {JobState.RUNNING: 2}
+    assert store.tenant_states("nobody") == {}
+
+
+def test_a_tenants_use_is_what_its_groups_recorded_since_then(store: Store, clock: Clock) -> None:
+    assert store.tenant_use("default") == TenantUse(0, 0, 0, 0, 0.0)
+    ended(store, "job00000", tenant="default")
+    ended(store, "job00001", tenant="other")
+    clock.advance(100.0)
+    ended(store, "job00002", tenant="default")
+    started(store, "job00003", "default")
+    one = store.progress("job00000")
+    each = (one.completions, 20, one.completion_tokens, one.cost_usd)
+    assert store.tenant_use("default") == TenantUse(3, *(2 * value for value in each))
+    assert store.tenant_use("default", START + 1) == TenantUse(2, *each)
+    assert store.tenant_use("default", START + 101) == TenantUse(0, 0, 0, 0, 0.0)
+
+
+def started(store: Store, job_id: str, tenant: str) -> None:
+    ingest(store, 1, job_id=job_id, tenant=tenant)

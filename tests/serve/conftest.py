@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,12 @@ import pytest
 import uvicorn
 
 from specbatch.jobs.cli.connect import forgiving_enqueue
-from specbatch.jobs.serve.app import Service, make_app
+from specbatch.jobs.serve.app import make_app
 from specbatch.jobs.serve.file_store import FileStore
 from specbatch.jobs.serve.keys import make_key
 from specbatch.jobs.serve.models import ServedModel
 from specbatch.jobs.serve.reconciler import Reconciler
+from specbatch.jobs.serve.service import Service
 from specbatch.pipeline.bootstrap import make_client, make_store
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.privacy.tenants import Privacy
@@ -59,14 +60,23 @@ class Served:
         return make_key(self.store, "test", tenant, scopes or tuple(Scope), expires_at)[1]
 
 
+@dataclass(frozen=True)
+class Made:
+    """A service that nobody listens for."""
+
+    settings: Settings
+    service: Service
+    reconciler: Reconciler
+
+
 @contextmanager
-def serving(
+def made_service(
     folder: Path,
     models: dict[str, ServedModel],
     broker_url: str = "memory://",
     more_settings: Mapping[str, Any] | None = None,
     **options: Any,
-) -> Iterator[Served]:
+) -> Iterator[Made]:
     """A service on `folder` with these models; `options` are fields of `Service`."""
     migrated(folder / "specbatch.db")
     settings = Settings(
@@ -81,20 +91,36 @@ def serving(
     client = make_client(settings, forgiving_enqueue(settings), store)
     privacy = Privacy.of_settings(settings)
     reconciler = Reconciler(store, client, file_store, models, most_requests=100, privacy=privacy)
-    service = replace(
-        Service(store, client, file_store, models, since=1_700_000_000, privacy=privacy), **options
-    )
+    more = {"since": 1_700_000_000, "privacy": privacy, "page": settings}
+    service = Service(store, client, file_store, models, **{**more, **options})
+    try:
+        yield Made(settings, service, reconciler)
+    finally:
+        store.close()
+
+
+@contextmanager
+def listening(service: Service) -> Iterator[int]:
+    """The service's port, for so long."""
     sock = socket.create_server(("127.0.0.1", 0))  # listens: who connects early waits
     config = uvicorn.Config(make_app(service), log_config=None, lifespan="off", http="h11")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([sock],), daemon=True)
     thread.start()
     try:
-        yield Served(settings, service, reconciler, sock.getsockname()[1])
+        yield sock.getsockname()[1]
     finally:
         server.should_exit = True
         thread.join()
-        store.close()
+
+
+@contextmanager
+def serving(
+    folder: Path, models: dict[str, ServedModel], *args: Any, **options: Any
+) -> Iterator[Served]:
+    """A service that listens; what it takes is said at `made_service`."""
+    with made_service(folder, models, *args, **options) as made, listening(made.service) as port:
+        yield Served(made.settings, made.service, made.reconciler, port)
 
 
 @pytest.fixture

@@ -1,5 +1,5 @@
 """A headless Chromium that tests drive through its debugging pipe. It reaches no network: what it
-asks for goes to a proxy that nobody is."""
+asks for goes to a proxy that nobody is. With `loopback` it reaches this machine."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ _FLAGS = (
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
     *("--disable-quic", "--disable-extensions", "--disable-default-apps", "--mute-audio"),
     # Port 9 is nobody's: what is asked of the network is refused at once.
-    *("--proxy-server=http://127.0.0.1:9", "--proxy-bypass-list=<-loopback>"),
+    "--proxy-server=http://127.0.0.1:9",
     *("--remote-debugging-pipe", "--force-device-scale-factor=1"),
 )
+_NO_LOOPBACK = "--proxy-bypass-list=<-loopback>"
 _WAIT_SEC = 60.0
 
 
@@ -35,8 +36,9 @@ class BrowserError(Exception):
 class Browser:
     """One browser with one page."""
 
-    def __init__(self, width: int = 1180, height: int = 1000) -> None:
+    def __init__(self, width: int = 1180, height: int = 1000, loopback: bool = False) -> None:
         self._size = (width, height)
+        self._flags = _FLAGS if loopback else (*_FLAGS, _NO_LOOPBACK)
         self._numbers = itertools.count(1)
         self._events: list[dict[str, Any]] = []
         self._read = b""
@@ -52,7 +54,7 @@ class Browser:
         own = (f"--user-data-dir={self._folder}", f"--window-size={wide},{high}", "about:blank")
         command = f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}'
         self._process = subprocess.Popen(
-            ["bash", "-c", command, "bash", program, *_FLAGS, *own],
+            ["bash", "-c", command, "bash", program, *self._flags, *own],
             pass_fds=(theirs_in, theirs_out),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -85,10 +87,11 @@ class Browser:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     # --- what tests ask for -----------------------------------------------------------------
-    def open(self, path: Path) -> dict[str, float]:
-        """Open a file; the page's own timing of it, in milliseconds from the start."""
+    def open(self, place: Path | str) -> dict[str, float]:
+        """Open a file or URL; the page's own timing of it, in milliseconds from the start."""
         self._events.clear()
-        self.say("Page.navigate", url=path.absolute().as_uri())
+        url = place if isinstance(place, str) else place.absolute().as_uri()
+        self.say("Page.navigate", url=url)
         self._until("Page.loadEventFired")
         timing: dict[str, float] = self.evaluate(
             "new Promise(done => requestAnimationFrame(() => setTimeout(() => done("
@@ -97,6 +100,12 @@ class Browser:
             "))))"
         )
         return timing
+
+    def leave_by(self, expression: str) -> None:
+        """Do what leads to another page, and wait until that one is there."""
+        self._events.clear()
+        self.evaluate(f"setTimeout(() => {{ {expression} }}, 0); 0")
+        self._until("Page.loadEventFired")
 
     def requested(self) -> list[str]:
         """All URLs that the page asked for since it was opened."""

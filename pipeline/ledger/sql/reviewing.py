@@ -55,12 +55,14 @@ def _decided(payloads: Iterable[str]) -> dict[Place, Decided]:
     return found
 
 
-def review(conn: Connection, now: Now, job_id: str, decided: Mapping[Place, Decided]) -> None:
+def review(
+    conn: Connection, now: Now, job_id: str, decided: Mapping[Place, Decided], by: str = ""
+) -> None:
     """One transaction: the entry of the log, and the job goes to PUBLISH again."""
     row = jobs.lock(conn, jobs.find(conn, job_id).job_id)
     found = reviews(conn, row.job_id)
     rules.check_review(mapper.job_row(row), row.ingest_done, found, decided)
     said = {"decided": [[*place, decision.value] for place, decision in sorted(decided.items())]}
-    head = audit_log.link(conn, now, row, EntryKind.REVIEWED, said)
+    head = audit_log.link(conn, now, row, EntryKind.REVIEWED, said, by or None)
     values = {"error": None, "finished_at": None, **head}
     jobs.move(conn, now, row.job_id, Stage.PUBLISH, state=JobState.RUNNING.value, **values)

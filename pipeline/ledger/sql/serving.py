@@ -58,7 +58,7 @@ def files(
     query = select(*FileTable.__table__.c).where(FileTable.tenant == tenant)
     if purpose is not None:
         query = query.where(FileTable.purpose == purpose.value)
-    return [_file(row) for row in conn.execute(_paged(query, FileTable.file_id, page))]
+    return [_file(row) for row in conn.execute(paged(query, FileTable.file_id, page))]
 
 
 def file_ids(conn: Connection, service_id: str) -> set[str]:
@@ -156,7 +156,7 @@ def batch(conn: Connection, tenant: str, batch_id: str) -> BatchRow | None:
 
 def batches(conn: Connection, tenant: str, page: Page) -> list[BatchRow]:
     query = select(*BatchTable.__table__.c).where(BatchTable.tenant == tenant)
-    return [_batch(row) for row in conn.execute(_paged(query, BatchTable.batch_id, page))]
+    return [_batch(row) for row in conn.execute(paged(query, BatchTable.batch_id, page))]
 
 
 def batch_of_file(conn: Connection, tenant: str, file_id: str) -> BatchRow | None:
@@ -288,7 +288,8 @@ def _key(row: Any) -> ApiKey:
     return named(ApiKey, row, scopes=frozenset(map(Scope, row.scopes.split(","))))
 
 
-def _paged(query: Select[Any], by: Any, page: Page) -> Select[Any]:
+def paged(query: Select[Any], by: Any, page: Page) -> Select[Any]:
+    """The query's part of a list that is ordered by the column `by`."""
     if page.after is not None:
         query = query.where(by < page.after if page.descending else by > page.after)
     return query.order_by(by.desc() if page.descending else by).limit(page.limit)

@@ -16,6 +16,7 @@ from sqlalchemy import Connection
 
 from specbatch.pipeline.ledger.sql import (
     audit_log,
+    by_tenant,
     jobs,
     learning,
     leases,
@@ -355,6 +356,10 @@ class SqlStore:
     api_key = _reads_now(serving.api_key)
     api_keys = _reads_now(serving.api_keys)
     revoke_api_key = _writes(serving.revoke_api_key)
+    tenant_job = _reads(by_tenant.job)
+    tenant_jobs = _reads(by_tenant.jobs)
+    tenant_states = _reads(by_tenant.states)
+    tenant_use = _reads(by_tenant.use)
 
     # --- figures ----------------------------------------------------------------------------
     figures = _reads_now(sql_figures.figures)

@@ -72,15 +72,19 @@ def page(facts: Facts) -> str:
         for name, heading, lead in SECTIONS
         if (body := getattr(macros, name)(facts).strip())
     ]
-    script = _read("report.js")
     whole = templates.get_template("page.html").render(
         facts=facts,
         sections=sections,
         style=Markup(_read("report.css")),
-        script=Markup(script),
-        policy=_policy(script),
+        script=Markup(_read("report.js")),
+        policy=policy(),
     )
-    return _NOT_TEXT.sub("\ufffd", whole).strip() + "\n"
+    return cleaned(whole)
+
+
+def cleaned(markup: str) -> str:
+    """Markup without what is no text, or would show words in another order."""
+    return _NOT_TEXT.sub("\ufffd", markup).strip() + "\n"
 
 
 @cache
@@ -129,8 +133,9 @@ FILTERS = (
 )
 
 
-def _policy(script: str) -> str:
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+def policy() -> str:
+    """What a report may load and do: nothing but its own script and style."""
+    digest = base64.b64encode(hashlib.sha256(_read("report.js").encode()).digest()).decode()
     return (
         f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
