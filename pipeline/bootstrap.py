@@ -29,6 +29,7 @@ from specbatch.pipeline.runtime.outage import Outage
 from specbatch.pipeline.runtime.presence import Presence, ServedModels
 from specbatch.pipeline.runtime.sweeper import QueueLength, Requeuer, Sweeper, unknown
 from specbatch.pipeline.runtime.work_stealing import WorkStealer
+from specbatch.pipeline.storage.objects import ASKED_RETRY_SEC, Objects
 from specbatch.schemas.draft_switches import DraftSwitch, OffHere, SwitchScope
 from specbatch.schemas.encryption import Cipher
 from specbatch.schemas.errors import DeviceLostError, MissingExtraError, UsageError
@@ -103,6 +104,7 @@ def make_client(
         on_cancel,
         privacy,
         tracing=lambda: open_tracing(trace_options(settings)),
+        objects=Objects(settings.s3_endpoint_url, s3_retry_sec=ASKED_RETRY_SEC),
     )
 
 
@@ -240,7 +242,6 @@ def make_worker(
     from specbatch.pipeline.stages.draft_models import DraftModels
     from specbatch.pipeline.stages.drafting import Drafting
     from specbatch.pipeline.stages.refill import Refiller, Refills
-    from specbatch.pipeline.storage.objects import Objects
 
     sweeper_enqueue = patient(enqueue if meter is None else counted(enqueue, meter.enqueued))
     enqueue = patient(enqueue)

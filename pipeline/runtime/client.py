@@ -16,6 +16,8 @@ from specbatch.pipeline.observe.tracing.span_names import SUBMIT
 from specbatch.pipeline.observe.tracing.tracing import UNTRACED, Tracing
 from specbatch.pipeline.privacy.tenants import NOBODY_PRIVATE, Privacy
 from specbatch.pipeline.runtime.leases import is_dead_here
+from specbatch.pipeline.runtime.snapshots import spec_at_submission
+from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.backlog import is_interrupted
 from specbatch.schemas.errors import UsageError, WaitTimeoutError
 from specbatch.schemas.fingerprint import Models
@@ -45,10 +47,12 @@ class Client:
         on_cancel: Callable[[], None] = lambda: None,
         privacy: Privacy = NOBODY_PRIVATE,
         tracing: Callable[[], Tracing] = lambda: UNTRACED,
+        objects: Objects | None = None,
     ) -> None:
         """`on_cancel` makes the workers of this process check at once which jobs must stop.
 
-        `tracing` opens the exporter for a submission's span."""
+        `tracing` opens the exporter for a submission's span. `objects`: to find tables with."""
+        self._objects = objects or Objects()
         self._tracing = tracing
         self._privacy = privacy
         self._store = store
@@ -73,12 +77,13 @@ class Client:
 
     def _create(self, spec: JobSpec, idempotency_key: str | None) -> tuple[JobRow, bool]:
         job_id = new_job_id()
+        as_read = self._pinned(spec, idempotency_key)
         order = self._privacy.as_stored(
             NewJob(
                 job_id=job_id,
                 name=spec.name,
                 tenant=spec.tenant,
-                spec=spec.model_dump(mode="json"),
+                spec=as_read.model_dump(mode="json"),
                 spec_digest=spec.digest(),
                 verifier=spec.verifier,
                 proposer=spec.proposer_name if spec.speculation.enabled else None,
@@ -93,6 +98,13 @@ class Client:
             )
         )
         return self._store.create_job(order)
+
+    def _pinned(self, spec: JobSpec, key: str | None) -> JobSpec:
+        """The spec with the snapshot of the table that the job will read, if it is a new one."""
+        if spec.input.table is None or (key and self.find(spec.tenant, key) is not None):
+            return spec
+        name = self._privacy.sentence(spec.tenant, spec.name)
+        return spec_at_submission(self._store, self._objects, spec, name)
 
     def job(self, job_id: str) -> JobRow:
         return self._store.get_job(job_id)
