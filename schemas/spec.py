@@ -40,7 +40,13 @@ from specbatch.schemas.records import JobRow, SamplingParams, Verification
 from specbatch.schemas.response_format import canonical
 from specbatch.schemas.spec_part import PAIRS, Part
 from specbatch.schemas.speculation_spec import SpeculationSpec
-from specbatch.schemas.table_spec import Snapshot, TableKind, TableSpec, input_problem, kind_of_input
+from specbatch.schemas.table_spec import (
+    Snapshot,
+    TableKind,
+    TableSpec,
+    input_problem,
+    kind_of_input,
+)
 from specbatch.schemas.tools import (
     canonical_choice,
     canonical_tools,
@@ -88,7 +94,9 @@ class InputSpec(Part):
         "body.messages, openai-completions: of body.prompt",
     )
     snapshot: int | None = Field(
-        default=None, ge=0, description="of a table: the version or id; else the newest at submission"
+        default=None,
+        ge=0,
+        description="of a table: the version or id; else the newest at submission",
     )
     since: Literal["last"] | Annotated[int, Field(ge=0)] | None = Field(
         default=None,
@@ -285,7 +293,9 @@ class OutputSpec(Part):
     @model_validator(mode="after")
     def _table_is_of_parquet(self) -> OutputSpec:
         if self.table is not None and self.format != "parquet":
-            raise ValueError(f"table gets what parts of Parquet have: leave format {self.format} out")
+            raise ValueError(
+                f"table gets what parts of Parquet have: leave format {self.format} out"
+            )
         return self
 
     def at(self, base: Path) -> OutputSpec:

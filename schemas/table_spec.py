@@ -120,7 +120,9 @@ class TableSpec(BaseModel):
         default="append", description="merge: a row replaces the one with the same key"
     )
     key: tuple[Column, ...] = Field(
-        default=("id", "sample_index"), min_length=1, description="of merge: columns that name a row"
+        default=("id", "sample_index"),
+        min_length=1,
+        description="of merge: columns that name a row",
     )
     partition_by: tuple[Column, ...] = Field(
         default=(), description="columns by which a table is partitioned when it is created"

@@ -45,8 +45,8 @@ from specbatch.schemas.numeric_class import Serves, all_keys
 from specbatch.schemas.records import FinishReason
 from specbatch.schemas.registry import NO_MODELS
 from specbatch.schemas.spec import EngineSpec
-from specbatch.schemas.speculation_spec import SpeculationSpec
 from specbatch.schemas.speculation import PRE_GENERATED, AcceptanceCount
+from specbatch.schemas.speculation_spec import SpeculationSpec
 
 log = logging.getLogger(__name__)
 

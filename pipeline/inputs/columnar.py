@@ -457,8 +457,7 @@ class ColumnarSource:
         seed = self._spec.seed_column
         if seed and not pa.types.is_integer(schema.field(seed).type):
             raise InputError(
-                f"column `{seed}` of {uri} is {schema.field(seed).type}; "
-                "seeds must be integers"
+                f"column `{seed}` of {uri} is {schema.field(seed).type}; seeds must be integers"
             )
         sampling = self._spec.sampling_column
         if sampling and not _is_sampling(schema.field(sampling).type):

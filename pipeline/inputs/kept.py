@@ -66,9 +66,7 @@ def check_there(uri: str, there: Sequence[str], names: Sequence[str]) -> None:
     """Raise `InputError` unless a file has each of these columns once."""
     for name in names:
         if name not in there:
-            raise InputError(
-                f"{uri} has no column `{name}`; its columns are {', '.join(there)}"
-            )
+            raise InputError(f"{uri} has no column `{name}`; its columns are {', '.join(there)}")
         if there.count(name) > 1:
             raise InputError(f"{uri} has several columns `{name}`; rename all but one")
 

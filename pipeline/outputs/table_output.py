@@ -25,8 +25,12 @@ from specbatch.pipeline.outputs.outputs import check_writable
 from specbatch.pipeline.storage import delta, iceberg
 from specbatch.pipeline.storage.objects import Objects, join, local_path
 from specbatch.pipeline.storage.tables import Commit
-from specbatch.schemas.errors import InputError, MissingExtraError, ObjectError, OutputError
-from specbatch.schemas.errors import UsageError
+from specbatch.schemas.errors import (
+    MissingExtraError,
+    ObjectError,
+    OutputError,
+    UsageError,
+)
 from specbatch.schemas.exports import WrittenFile
 from specbatch.schemas.records import FINISHED
 from specbatch.schemas.table_spec import DELTA, JOB_COLUMN, TableSpec, words_of

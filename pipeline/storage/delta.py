@@ -96,7 +96,9 @@ def out_of_reach(uri: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ObjectError(f"cannot reach Delta table {uri}: {_line(error)}", passing=True) from error
+        raise ObjectError(
+            f"cannot reach Delta table {uri}: {_line(error)}", passing=True
+        ) from error
 
 
 def _line(error: BaseException) -> str:
@@ -125,7 +127,14 @@ def check_readable(uri: str, table: DeltaTable) -> None:
 def _with_deletion_vectors(table: DeltaTable) -> int:
     import pyarrow as pa
 
-    return int(pa.table(table.deletion_vectors()).num_rows)
+    from deltalake.exceptions import DeltaError
+
+    try:
+        return int(pa.table(table.deletion_vectors()).num_rows)
+    except DeltaError as error:
+        raise InputError(
+            f"deletion vectors of Delta table {table.table_uri} cannot be read: {_line(error)}"
+        ) from error
 
 
 def with_deletion_vectors(uri: str, version: int, files: int) -> InputError:
@@ -155,7 +164,7 @@ def data_files(uri: str, table: DeltaTable) -> list[DataFile]:
         if f"partition.{name}" in found.column_names
     }
     return [
-        DataFile(_place(uri, path), {name: values[name][at] for name in values})
+        DataFile(_place(uri, unquote(path)), {name: values[name][at] for name in values})
         for at, path in enumerate(paths)
     ]
 

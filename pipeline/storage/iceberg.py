@@ -85,7 +85,8 @@ def newest_snapshot(uri: str, table: Table) -> int:
 def check_readable(uri: str, table: Table, number: int) -> None:
     """Raise `InputError` for a snapshot that is not there, and for a table whose files cannot be
     read by the names of their columns."""
-    if table.snapshot_by_id(number) is None:
+    snapshot = table.snapshot_by_id(number)
+    if snapshot is None:
         raise InputError(
             f"snapshot {number} of Iceberg table {uri} is not there: it has expired, or never was; "
             "name another one, or submit a new job"
@@ -93,6 +94,8 @@ def check_readable(uri: str, table: Table, number: int) -> None:
     ids: dict[str, int] = {}
     names: dict[int, str] = {}
     for schema in table.schemas().values():
+        if snapshot.schema_id is not None and schema.schema_id > snapshot.schema_id:
+            continue  # later than all files of the snapshot
         for field in schema.fields:
             if ids.setdefault(field.name, field.field_id) != field.field_id or (
                 names.setdefault(field.field_id, field.name) != field.name
@@ -256,6 +259,10 @@ def write(
     from pyiceberg.expressions import EqualTo
 
     properties = commit.properties
+    # The library would repeat a commit that lost a race, without looking whether the winner was
+    # another publication of this job. Who calls us looks, and then tries again.
+    once = {**table.metadata.properties, "commit.retry.num-retries": "0"}
+    table.metadata = table.metadata.model_copy(update={"properties": once})
     try:
         with out_of_reach(uri), table.transaction() as transaction:
             if key:
@@ -263,7 +270,9 @@ def write(
                 transaction.upsert(whole, join_cols=list(key), snapshot_properties=properties)
             else:
                 if replaces:
-                    transaction.delete(EqualTo("job", commit.job_id), snapshot_properties=properties)
+                    transaction.delete(
+                        EqualTo("job", commit.job_id), snapshot_properties=properties
+                    )
                 for rows in tables():
                     transaction.append(rows, snapshot_properties=properties)
     except (CommitFailedException, CommitStateUnknownException) as error:

@@ -161,9 +161,7 @@ def test_the_second_night_does_only_new_rows(bed: Shop, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("point", [CrashPoint.UPLOAD, CrashPoint.MANIFEST])
-def test_a_publication_that_dies_commits_once(
-    bed: Shop, tmp_path: Path, point: CrashPoint
-) -> None:
+def test_a_publication_that_dies_commits_once(bed: Shop, tmp_path: Path, point: CrashPoint) -> None:
     table = delta(tmp_path / "in", prompts("a", "b", "c"))
     job_id = submit(bed, spec(bed, table, tmp_path, output={"table": str(tmp_path / "answers")}))
     while bed.store.get_job(job_id).stage is not Stage.PUBLISH:

@@ -146,7 +146,9 @@ def test_a_table_is_made_with_partitions(tmp_path: Path) -> None:
     assert DeltaTable(tmp_path / "t").metadata().partition_columns == ["finish_reason"]
     assert places(rows_of(tmp_path / "t")) == EXPECTED
     with pytest.raises(OutputError, match="partition_by names column `topic`"):
-        prepare(TableSpec(uri=str(tmp_path / "u"), partition_by=("topic",)), Objects(), OUTPUT, True)
+        prepare(
+            TableSpec(uri=str(tmp_path / "u"), partition_by=("topic",)), Objects(), OUTPUT, True
+        )
 
 
 def test_a_table_with_more_columns_gets_null_in_them(tmp_path: Path) -> None:
@@ -174,9 +176,13 @@ def test_a_table_that_cannot_take_the_rows_is_refused_before_the_job(tmp_path: P
     with pytest.raises(OutputError, match="column `must` of .* must not be null"):
         prepare(TableSpec(uri=f"{uri}-3"), Objects(), OUTPUT, makes=False)
     with pytest.raises(OutputError, match="column `job` of the input cannot be kept"):
-        prepare(TableSpec(uri=f"{uri}-4"), Objects(), OUTPUT.append(pa.field("job", pa.string())), True)
+        prepare(
+            TableSpec(uri=f"{uri}-4"), Objects(), OUTPUT.append(pa.field("job", pa.string())), True
+        )
     with pytest.raises(OutputError, match=r"column `big` is uint64, which Delta table .* cannot"):
-        prepare(TableSpec(uri=f"{uri}-4"), Objects(), OUTPUT.append(pa.field("big", pa.uint64())), False)
+        prepare(
+            TableSpec(uri=f"{uri}-4"), Objects(), OUTPUT.append(pa.field("big", pa.uint64())), False
+        )
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "notes.txt").write_text("x")
     with pytest.raises(OutputError, match="holds files, and no Delta table"):
@@ -316,7 +322,10 @@ def answers(catalog: Any) -> list[dict[str, Any]]:
 def test_iceberg_gets_finished_rows_once(tmp_path: Path, catalog: Any) -> None:
     spec = TableSpec(uri=ANSWERS)
     first = publish(tmp_path, spec)
-    assert committed(first) == (3, catalog.load_table("lake.answers").current_snapshot().snapshot_id)
+    assert committed(first) == (
+        3,
+        catalog.load_table("lake.answers").current_snapshot().snapshot_id,
+    )
     assert places(answers(catalog)) == EXPECTED
     publish(tmp_path, spec, job_id="b")
     assert committed(publish(tmp_path, spec)) == committed(first)

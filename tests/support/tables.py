@@ -32,10 +32,12 @@ def rows_of(folder: Path, version: int | None = None) -> list[dict[str, Any]]:
 def iceberg_catalog(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A catalog in SQLite, which pyiceberg's own configuration names."""
     from pyiceberg.catalog import load_catalog
+    from pyiceberg.utils.config import Config
 
     folder.mkdir(parents=True, exist_ok=True)
     for name, value in environment(folder).items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())  # it reads them when imported
     catalog = load_catalog(CATALOG, **properties(folder))
     catalog.create_namespace_if_not_exists("lake")
     return catalog
