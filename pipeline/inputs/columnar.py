@@ -8,13 +8,14 @@ id of a row is (file version, group, row).
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import struct
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, BinaryIO, Literal, Protocol
 
@@ -81,7 +82,9 @@ class FileFacts:
     kind: Kind
     schema: pa.Schema
     groups: tuple[GroupFacts, ...]
-    constants: Mapping[str, pa.Scalar] = field(default_factory=dict)  # columns that it lacks
+    constants: Mapping[str, pa.Scalar] = dataclasses.field(
+        default_factory=dict
+    )  # columns that it lacks
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,13 +57,24 @@ def table_schema(columns: pa.Schema) -> pa.Schema:
             f"column `{JOB_COLUMN}` of the input cannot be kept, because output.table has one of "
             "that name; rename it, or name other columns in output.keep_columns"
         )
-    fields = [pa.field(field.name, table_type(field.type)) for field in columns]
-    return pa.schema([*fields, pa.field(JOB_COLUMN, pa.string())])
+    return pa.schema([*map(_table_field, columns), pa.field(JOB_COLUMN, pa.string())])
+
+
+def _table_field(field: pa.Field) -> pa.Field:
+    try:
+        return pa.field(field.name, table_type(field.type))
+    except ValueError:
+        raise OutputError(
+            f"column `{field.name}` is {field.type}, which a table cannot hold: leave it out of "
+            "output.keep_columns, or change its type"
+        ) from None
 
 
 def table_type(kind: pa.DataType) -> pa.DataType:
-    """The type of a table for one of Arrow; what has no other stays."""
+    """The type of a table for one of Arrow; what has no other stays. Raises `ValueError`."""
     types = pa.types
+    if types.is_uint64(kind) or types.is_null(kind):
+        raise ValueError(f"no table has {kind}")
     if types.is_dictionary(kind):
         return table_type(kind.value_type)
     if types.is_struct(kind):

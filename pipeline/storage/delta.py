@@ -126,7 +126,6 @@ def check_readable(uri: str, table: DeltaTable) -> None:
 
 def _with_deletion_vectors(table: DeltaTable) -> int:
     import pyarrow as pa
-
     from deltalake.exceptions import DeltaError
 
     try:
@@ -261,7 +260,8 @@ def check_schema(uri: str, schema: pa.Schema) -> None:
             Schema.from_arrow(schema.empty_table().select([field.name]).schema)
         except Exception as error:  # the library raises many kinds for one meaning
             raise UsageError(
-                f"column `{field.name}` is {field.type}, which Delta table {uri} cannot hold"
+                f"column `{field.name}` is {field.type}, which Delta table {uri} cannot hold: "
+                "leave it out of output.keep_columns, or change its type"
             ) from error
 
 

@@ -186,8 +186,8 @@ def _between(uri: str, table: Table, since: int, until: int) -> list[Snapshot]:
 
 def _deleted_on_reading(uri: str, number: int) -> InputError:
     return InputError(
-        f"snapshot {number} of Iceberg table {uri} has files of deleted rows (merge-on-read), which "
-        "are not read: rewrite its data files, and read the snapshot after that"
+        f"snapshot {number} of Iceberg table {uri} has files of deleted rows (merge-on-read), "
+        "which are not read: rewrite its data files, and read the snapshot after that"
     )
 
 

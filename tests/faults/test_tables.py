@@ -1,4 +1,4 @@
-"""Whole jobs from a table into a table: pinned rows, one commit, and only new rows the next night."""
+"""Whole jobs from a table into a table: pinned rows, one commit, only new rows the next night."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from faults.in_process import Died, Shop, armed, shop
+from faults.in_process import PLAIN, Died, Shop, armed, shop
 
 from specbatch.jobs.chaos.job import spec_of
-from specbatch.jobs.chaos.plan import Plan
 from specbatch.jobs.cli.show import table_lines
 from specbatch.pipeline.bootstrap import make_client
 from specbatch.pipeline.outputs.outputs import read_manifest, read_output
@@ -23,8 +22,6 @@ from specbatch.schemas.spec import JobSpec, load_spec
 from specbatch.schemas.table_spec import OUTPUT_SNAPSHOT
 from support import tables
 from support.tables import delta, iceberg, prompts, rows_of
-
-PLAN = Plan(0, (), group_size=4)
 
 
 def silent(_: DueWork) -> None:
@@ -37,10 +34,10 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
         yield made
 
 
-def spec(bed: Shop, uri: object, folder: Path, output: str = "out", **parts: Any) -> JobSpec:
+def spec(bed: Shop, uri: object, folder: Path, named: str = "out", **parts: Any) -> JobSpec:
     """A job of the stand-in's over a table."""
     values = spec_of(
-        PLAN, str(uri), str(folder / output), bed.verifier, bed.proposer, "stand-in"
+        PLAIN, str(uri), str(folder / named), bed.verifier, bed.proposer, "stand-in"
     ).model_dump(mode="json", exclude_defaults=True)
     values["sampling"] |= {"n": 1, "logprobs": False}
     values["name"] = folder.name
@@ -143,7 +140,7 @@ def test_the_second_night_does_only_new_rows(bed: Shop, tmp_path: Path) -> None:
     assert read(first) == ["a", "b"]
     delta(table, prompts("c"))
     second_id = night(2)
-    with pytest.raises(UsageError, match=f"job {second_id} of this name is QUEUED"):
+    with pytest.raises(UsageError, match=f"job {second_id} of this name is queued"):
         night(3)
     second = done(bed, second_id)
     assert read(second) == ["c"]
@@ -182,14 +179,18 @@ def test_a_publication_that_dies_commits_once(bed: Shop, tmp_path: Path, point: 
     assert len(rows_of(tmp_path / "answers")) == 3
 
 
-def test_a_retry_replaces_the_jobs_rows(bed: Shop, tmp_path: Path) -> None:
-    refused = {"id": "r", "prompt": "~ no model continues this"}
-    table = delta(tmp_path / "in", [*prompts("a"), refused])
-    job_id = submit(bed, spec(bed, table, tmp_path, output={"table": str(tmp_path / "answers")}))
-    assert done(bed, job_id).state is JobState.PARTIAL
+def test_a_retry_of_a_cancelled_job_replaces_its_rows(bed: Shop, tmp_path: Path) -> None:
+    table, answers = delta(tmp_path / "in", prompts(*"abcdefgh")), tmp_path / "answers"
+    job_id = submit(bed, spec(bed, table, tmp_path, output={"table": str(answers)}))
+    while not bed.store.progress(job_id).rows_done:
+        bed.do_next(job_id)
+    make_client(bed.settings, silent, bed.store).cancel(job_id)
+    assert done(bed, job_id).state is JobState.CANCELLED
+    assert len(rows_of(answers)) == 4
     assert bed.store.retry_job(job_id) > 0
-    assert done(bed, job_id).state is JobState.PARTIAL
-    assert [row["id"] for row in rows_of(tmp_path / "answers")] == ["a"]
+    job = done(bed, job_id)
+    assert (job.state, job.report[OUTPUT_SNAPSHOT]) == (JobState.DONE, "2")
+    assert sorted(row["id"] for row in rows_of(answers)) == list("abcdefgh")
 
 
 def test_a_table_that_cannot_take_the_rows_fails_the_job_before_it_computes(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -173,16 +172,16 @@ def test_a_table_that_cannot_take_the_rows_is_refused_before_the_job(tmp_path: P
     with pytest.raises(OutputError, match=r"column `text` of .* is int64, and the output's is str"):
         prepare(TableSpec(uri=f"{uri}-2"), Objects(), OUTPUT, makes=False)
     DeltaTable.create(f"{uri}-3", other.append(pa.field("must", pa.string(), nullable=False)))
-    with pytest.raises(OutputError, match="column `must` of .* must not be null"):
+    with pytest.raises(OutputError, match=r"column `must` of .* must not be null"):
         prepare(TableSpec(uri=f"{uri}-3"), Objects(), OUTPUT, makes=False)
     with pytest.raises(OutputError, match="column `job` of the input cannot be kept"):
         prepare(
             TableSpec(uri=f"{uri}-4"), Objects(), OUTPUT.append(pa.field("job", pa.string())), True
         )
-    with pytest.raises(OutputError, match=r"column `big` is uint64, which Delta table .* cannot"):
-        prepare(
-            TableSpec(uri=f"{uri}-4"), Objects(), OUTPUT.append(pa.field("big", pa.uint64())), False
-        )
+    for kind, words in ((pa.uint64(), "a table"), (pa.duration("s"), "Delta table .*")):
+        wide = OUTPUT.append(pa.field("big", kind))
+        with pytest.raises(OutputError, match=rf"column `big` is .*, which {words} cannot hold"):
+            prepare(TableSpec(uri=f"{uri}-4"), Objects(), wide, makes=False)
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "notes.txt").write_text("x")
     with pytest.raises(OutputError, match="holds files, and no Delta table"):
@@ -192,15 +191,16 @@ def test_a_table_that_cannot_take_the_rows_is_refused_before_the_job(tmp_path: P
 
 
 def test_columns_of_many_types_are_kept(tmp_path: Path) -> None:
-    kept = pa.schema(
-        [("a", pa.uint8()), ("b", pa.timestamp("ns", "Europe/Paris")), ("c", pa.large_string()),
-         ("d", pa.dictionary(pa.int32(), pa.string())), ("e", pa.list_(pa.struct([("f", pa.date64())]))),
-         ("g", pa.timestamp("s"))]
-    )  # fmt: skip
-    columns = pa.schema([*OUTPUT, *kept])
-    for spec in (TableSpec(uri=str(tmp_path / "t")),):
-        table = prepare(spec, Objects(), columns, makes=True)
-        assert prepare(spec, Objects(), columns, makes=False).version() == table.version()
+    inner = pa.struct([("f", pa.date64())])
+    kept = [
+        *(("a", pa.uint8()), ("b", pa.timestamp("ns", "Europe/Paris")), ("c", pa.large_string())),
+        *(("d", pa.dictionary(pa.int32(), pa.string())), ("e", pa.list_(inner))),
+        ("g", pa.timestamp("s")),
+    ]
+    columns = pa.schema([*OUTPUT, *(pa.field(name, kind) for name, kind in kept)])
+    spec = TableSpec(uri=str(tmp_path / "t"))
+    made = prepare(spec, Objects(), columns, makes=True)
+    assert prepare(spec, Objects(), columns, makes=False).version() == made.version() == 0
 
 
 def test_of_two_publishers_at_once_one_commits(tmp_path: Path) -> None:
@@ -294,15 +294,31 @@ def test_a_job_that_is_killed_commits_once(tmp_path: Path, mode: Any) -> None:
     assert places(rows_of(tmp_path / "t")) == EXPECTED
 
 
-def test_a_table_in_s3_gets_rows(s3: Objects, bucket: str, tmp_path: Path) -> None:
-    spec = TableSpec(uri=f"{bucket}/lake/answers")
-    run = partial(publish, tmp_path, spec, objects=s3, output=f"{bucket}/out")
-    assert committed(run()) == (3, 1)
-    assert committed(run()) == (3, 1)
-    assert committed(run([*FINISHED, completion(3)])) == (4, 2)
-    options = delta.storage_options(spec.uri, s3)
-    found = DeltaTable(spec.uri, storage_options=options).to_pyarrow_table()
-    assert found.num_rows == 4
+IN_S3 = """
+import sys
+from pathlib import Path
+from deltalake import DeltaTable
+from ingest.test_table_output import FINISHED, committed, completion, publish
+from specbatch.pipeline.storage import delta
+from specbatch.pipeline.storage.objects import Objects
+from specbatch.schemas.table_spec import TableSpec
+
+bucket, endpoint = sys.argv[1:]
+s3, spec = Objects(endpoint), TableSpec(uri=f"{bucket}/lake/answers")
+runs = ([], [], [completion(3)])
+found = [publish(Path(), spec, [*FINISHED, *more], objects=s3, output=f"{bucket}/out")
+         for more in runs]
+options = delta.storage_options(spec.uri, s3)
+print(*map(committed, found), DeltaTable(spec.uri, storage_options=options).count())
+"""
+
+
+@pytest.mark.usefixtures("s3")
+def test_a_table_in_s3_gets_rows(bucket: str, s3_server: str, tmp_path: Path) -> None:
+    """In a process of its own: the library lists while it holds Python's lock, which a server in
+    this process would wait for."""
+    done = forks.run("-c", IN_S3, bucket, s3_server, environment={}, cwd=tmp_path, timeout=120)
+    assert done.stdout == "(3, 1) (3, 1) (4, 2) 4\n", done.stderr
 
 
 # --- Iceberg ------------------------------------------------------------------------------------
@@ -335,8 +351,8 @@ def test_iceberg_gets_finished_rows_once(tmp_path: Path, catalog: Any) -> None:
     found = places(answers(catalog))
     assert [row for row in found if row[3] == JOB] == [*EXPECTED, (3, 0, "text 3/0", JOB)]
     assert len(found) == 7
-    table = catalog.load_table("lake.answers").scan().to_arrow()  # noqa: F841 - DuckDB finds it by name
-    assert duckdb.sql("SELECT count(*) FROM table WHERE job = 'b'").fetchall() == [(3,)]
+    whole = catalog.load_table("lake.answers").scan().to_arrow()  # noqa: F841 - DuckDB finds it by name
+    assert duckdb.sql("SELECT count(*) FROM whole WHERE job = 'b'").fetchall() == [(3,)]
 
 
 def test_iceberg_merges_rows_by_key(tmp_path: Path, catalog: Any) -> None:
@@ -354,7 +370,7 @@ def test_iceberg_merges_rows_by_key(tmp_path: Path, catalog: Any) -> None:
 
 def test_iceberg_tables_of_other_columns_are_refused(tmp_path: Path, catalog: Any) -> None:
     catalog.create_table("lake.answers", schema=pa.schema([("id", pa.int64())]))
-    with pytest.raises(OutputError, match="column `id` of Iceberg table .* is long|is int64"):
+    with pytest.raises(OutputError, match=r"column `id` of Iceberg table .* is int64, and"):
         prepare(TableSpec(uri=ANSWERS), Objects(), OUTPUT, makes=False)
     assert committed(publish(tmp_path, TableSpec(uri=f"{ANSWERS}2"), [BAD])) == (0, None)
 
