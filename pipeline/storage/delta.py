@@ -19,6 +19,7 @@ from specbatch.pipeline.storage.objects import Objects, join, tidy
 from specbatch.pipeline.storage.tables import JOB, ROWS, Commit, DataFile
 from specbatch.schemas.errors import InputError, ObjectError, UsageError, first_line
 from specbatch.schemas.extras import require_tables_extra
+from specbatch.schemas.table_spec import JOB_COLUMN
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -301,7 +302,7 @@ def append(
                 table,
                 reader,
                 mode="overwrite",
-                predicate=f"job = '{commit.job_id}'",
+                predicate=f"{JOB_COLUMN} = '{commit.job_id}'",
                 commit_properties=_properties(commit),
             )
         else:

@@ -14,7 +14,7 @@ from specbatch.pipeline.storage.objects import tidy
 from specbatch.pipeline.storage.tables import JOB, ROWS, Commit, DataFile
 from specbatch.schemas.errors import InputError, ObjectError, UsageError, first_line
 from specbatch.schemas.extras import require_tables_extra
-from specbatch.schemas.table_spec import iceberg_name
+from specbatch.schemas.table_spec import JOB_COLUMN, iceberg_name
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -256,7 +256,6 @@ def write(
     """
     import pyarrow as pa
     from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
-    from pyiceberg.expressions import EqualTo
 
     properties = commit.properties
     # The library would repeat a commit that lost a race, without looking whether the winner was
@@ -270,9 +269,8 @@ def write(
                 transaction.upsert(whole, join_cols=list(key), snapshot_properties=properties)
             else:
                 if replaces:
-                    transaction.delete(
-                        EqualTo("job", commit.job_id), snapshot_properties=properties
-                    )
+                    ours = f"{JOB_COLUMN} == '{commit.job_id}'"
+                    transaction.delete(ours, snapshot_properties=properties)
                 for rows in tables():
                     transaction.append(rows, snapshot_properties=properties)
     except (CommitFailedException, CommitStateUnknownException) as error:
