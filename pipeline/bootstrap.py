@@ -27,6 +27,7 @@ from specbatch.pipeline.runtime.metering import counted, kv_blocks, metered
 from specbatch.pipeline.runtime.notifier import Notifier
 from specbatch.pipeline.runtime.outage import Outage
 from specbatch.pipeline.runtime.presence import Presence, ServedModels
+from specbatch.pipeline.runtime.snapshots import spec_at_submission
 from specbatch.pipeline.runtime.sweeper import QueueLength, Requeuer, Sweeper, unknown
 from specbatch.pipeline.runtime.work_stealing import WorkStealer
 from specbatch.pipeline.storage.objects import ASKED_RETRY_SEC, Objects
@@ -97,14 +98,16 @@ def make_client(
 ) -> Client:
     """A client. A worker in this process passes its `check_cancelled` as `on_cancel`."""
     privacy = Privacy.of_settings(settings)
+    store = store or make_store(settings)
+    objects = Objects(settings.s3_endpoint_url, s3_retry_sec=ASKED_RETRY_SEC)
     return Client(
-        store or make_store(settings),
+        store,
         enqueue,
         settings.workspace,
         on_cancel,
         privacy,
         tracing=lambda: open_tracing(trace_options(settings)),
-        objects=Objects(settings.s3_endpoint_url, s3_retry_sec=ASKED_RETRY_SEC),
+        pinned=partial(spec_at_submission, store, objects, privacy),
     )
 
 

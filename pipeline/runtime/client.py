@@ -16,8 +16,6 @@ from specbatch.pipeline.observe.tracing.span_names import SUBMIT
 from specbatch.pipeline.observe.tracing.tracing import UNTRACED, Tracing
 from specbatch.pipeline.privacy.tenants import NOBODY_PRIVATE, Privacy
 from specbatch.pipeline.runtime.leases import is_dead_here
-from specbatch.pipeline.runtime.snapshots import spec_at_submission
-from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.backlog import is_interrupted
 from specbatch.schemas.errors import UsageError, WaitTimeoutError
 from specbatch.schemas.fingerprint import Models
@@ -47,12 +45,13 @@ class Client:
         on_cancel: Callable[[], None] = lambda: None,
         privacy: Privacy = NOBODY_PRIVATE,
         tracing: Callable[[], Tracing] = lambda: UNTRACED,
-        objects: Objects | None = None,
+        pinned: Callable[[JobSpec, str | None], JobSpec] = lambda spec, _key: spec,
     ) -> None:
         """`on_cancel` makes the workers of this process check at once which jobs must stop.
 
-        `tracing` opens the exporter for a submission's span. `objects`: to find tables with."""
-        self._objects = objects or Objects()
+        `tracing` opens the exporter for a submission's span. `pinned` pins the snapshot of a table
+        that a spec (with an idempotency key) reads."""
+        self._pinned = pinned
         self._tracing = tracing
         self._privacy = privacy
         self._store = store
@@ -77,13 +76,12 @@ class Client:
 
     def _create(self, spec: JobSpec, idempotency_key: str | None) -> tuple[JobRow, bool]:
         job_id = new_job_id()
-        as_read = self._pinned(spec, idempotency_key)
         order = self._privacy.as_stored(
             NewJob(
                 job_id=job_id,
                 name=spec.name,
                 tenant=spec.tenant,
-                spec=as_read.model_dump(mode="json"),
+                spec=self._pinned(spec, idempotency_key).model_dump(mode="json"),
                 spec_digest=spec.digest(),
                 verifier=spec.verifier,
                 proposer=spec.proposer_name if spec.speculation.enabled else None,
@@ -98,13 +96,6 @@ class Client:
             )
         )
         return self._store.create_job(order)
-
-    def _pinned(self, spec: JobSpec, key: str | None) -> JobSpec:
-        """The spec with the snapshot of the table that the job will read, if it is a new one."""
-        if spec.input.table is None or (key and self.find(spec.tenant, key) is not None):
-            return spec
-        name = self._privacy.sentence(spec.tenant, spec.name)
-        return spec_at_submission(self._store, self._objects, spec, name)
 
     def job(self, job_id: str) -> JobRow:
         return self._store.get_job(job_id)

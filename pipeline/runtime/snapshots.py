@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from specbatch.pipeline.inputs.tables import can_read_tables, pin
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.errors import ObjectError, UsageError
 from specbatch.schemas.records import JobRow, JobState
@@ -19,13 +20,20 @@ LOOKED_AT = 1000  # jobs among which the last one of a name is searched
 _HAS_READ = (JobState.DONE, JobState.PARTIAL)
 
 
-def spec_at_submission(store: Store, objects: Objects, spec: JobSpec, name: str) -> JobSpec:
-    """The spec with its snapshot pinned, or without where this machine cannot read the table.
+def spec_at_submission(
+    store: Store, objects: Objects, privacy: Privacy, spec: JobSpec, key: str | None
+) -> JobSpec:
+    """The spec of a new job with its snapshot pinned, or without where this machine cannot read the
+    table. One that an idempotency key has made before keeps its own.
 
-    `name`: the job's, as the store has it. Raises `UsageError`.
+    Raises `UsageError`.
     """
-    if not can_read_tables(spec.input):
+    if spec.input.table is None or not can_read_tables(spec.input):
         return spec
+    kept = privacy.idempotency_key(spec.tenant, key)
+    if kept and store.job_of_key(kept) is not None:
+        return spec
+    name = privacy.sentence(spec.tenant, spec.name)  # as the store has it
     try:
         found = pin(spec.input, objects, lambda: last_read(store, spec.input, spec.tenant, name))
     except ObjectError:

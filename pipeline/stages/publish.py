@@ -31,7 +31,7 @@ from specbatch.pipeline.stages.context import StageContext
 from specbatch.pipeline.stages.kept_columns import kept_columns
 from specbatch.pipeline.stages.remainder import Remainder, write_remainder
 from specbatch.pipeline.stages.reviews import revision_of, with_decisions
-from specbatch.pipeline.stages.tables import commit_to_table, input_facts, input_of
+from specbatch.pipeline.stages.tables import input_facts, input_of, table_commit
 from specbatch.pipeline.stages.whole_results import held_back, recorded, rejected_whole
 from specbatch.pipeline.storage.objects import Objects, join
 from specbatch.pipeline.storage.prompts import reader
@@ -118,9 +118,7 @@ def _write(
             created=int(job.created_at),
             decode=context.decode(job),
             info=_info(job, spec, store.log_head(job.job_id)) | revision_of(reviews),
-            commit=None
-            if output.table is None
-            else partial(commit_to_table, context, held, spec, output.table),
+            commit=table_commit(context, held, spec),
             beside=left.files if left is not None else (),
             still_mine=partial(context.lease_keeper.confirm, held),
             kept=kept_columns(context, job, spec),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,9 +17,9 @@ from specbatch.pipeline.runtime.snapshots import last_read, snapshot_of
 from specbatch.pipeline.stages.context import StageContext
 from specbatch.schemas.arrow import output_schema
 from specbatch.schemas.exports import WrittenFile
-from specbatch.schemas.records import JobRow, Lease
+from specbatch.schemas.records import JobRow
 from specbatch.schemas.spec import InputSpec, JobSpec
-from specbatch.schemas.table_spec import OUTPUT_SNAPSHOT, TableSpec
+from specbatch.schemas.table_spec import OUTPUT_SNAPSHOT
 
 
 def input_of(context: StageContext, job: JobRow, spec: JobSpec) -> InputSpec:
@@ -65,14 +65,21 @@ def columns_of(spec: JobSpec, source: Source) -> pa.Schema:
     return pa.schema([*own, *kept])
 
 
-def commit_to_table(
-    context: StageContext, held: Held, spec: JobSpec, table: TableSpec, parts: Sequence[WrittenFile]
-) -> Mapping[str, Any]:
-    """Commit the parts' finished rows once; returns what the manifest says of it."""
+def table_commit(
+    context: StageContext, held: Held, spec: JobSpec
+) -> Callable[[Sequence[WrittenFile]], Mapping[str, Any]] | None:
+    """Commits the finished rows of parts to the output table, once, and returns what the manifest
+    says of it; None for a job without one."""
+    table, lease = spec.output.table, held.lease
+    if table is None:
+        return None
     confirm = partial(context.lease_keeper.confirm, held)
-    lease: Lease = held.lease
-    done = commit_rows(table, context.objects, lease.job_id, spec.output.uri, parts, confirm)
-    if done.snapshot is not None:
-        context.store.note_report(lease, {OUTPUT_SNAPSHOT: str(done.snapshot)})
-    said = {"uri": table.uri, "kind": table.kind, "mode": table.mode, "rows": done.rows}
-    return {"table": {**said, "snapshot": done.snapshot}}
+
+    def commit(parts: Sequence[WrittenFile]) -> Mapping[str, Any]:
+        done = commit_rows(table, context.objects, lease.job_id, spec.output.uri, parts, confirm)
+        if done.snapshot is not None:
+            context.store.note_report(lease, {OUTPUT_SNAPSHOT: str(done.snapshot)})
+        said = {"uri": table.uri, "kind": table.kind, "mode": table.mode, "rows": done.rows}
+        return {"table": {**said, "snapshot": done.snapshot}}
+
+    return commit

@@ -15,7 +15,7 @@ from ingest.making import completion
 
 from specbatch.pipeline.outputs.outputs import Manifest, OutputWriter, read_manifest
 from specbatch.pipeline.outputs.table_output import commit_rows, prepare, table_schema
-from specbatch.pipeline.storage import delta
+from specbatch.pipeline.storage import delta, iceberg
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.pipeline.storage.tables import Commit
 from specbatch.schemas.arrow import OUTPUT
@@ -353,6 +353,21 @@ def test_iceberg_gets_finished_rows_once(tmp_path: Path, catalog: Any) -> None:
     assert len(found) == 7
     whole = catalog.load_table("lake.answers").scan().to_arrow()  # noqa: F841 - DuckDB finds it by name
     assert duckdb.sql("SELECT count(*) FROM whole WHERE job = 'b'").fetchall() == [(3,)]
+
+
+def test_of_two_publishers_to_iceberg_one_commits(tmp_path: Path, catalog: Any) -> None:
+    """The library would repeat the commit of the one that wakes up too late."""
+    spec = TableSpec(uri=ANSWERS)
+    frozen = prepare(spec, Objects(), OUTPUT, makes=True)
+    publish(tmp_path, spec)
+    again = Commit(JOB, "f" * 64)
+    assert iceberg.committed(frozen, again) == (False, None)
+    rows = catalog.load_table("lake.answers").scan().to_arrow()
+    with pytest.raises(ObjectError, match="another writer was faster") as caught:
+        iceberg.write(spec.uri, frozen, again, lambda: iter([rows]), False)
+    assert caught.value.passing
+    assert places(answers(catalog)) == EXPECTED
+    assert "commit.retry.num-retries" not in catalog.load_table("lake.answers").properties
 
 
 def test_iceberg_merges_rows_by_key(tmp_path: Path, catalog: Any) -> None:
