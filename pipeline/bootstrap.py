@@ -27,8 +27,10 @@ from specbatch.pipeline.runtime.metering import counted, kv_blocks, metered
 from specbatch.pipeline.runtime.notifier import Notifier
 from specbatch.pipeline.runtime.outage import Outage
 from specbatch.pipeline.runtime.presence import Presence, ServedModels
+from specbatch.pipeline.runtime.snapshots import spec_at_submission
 from specbatch.pipeline.runtime.sweeper import QueueLength, Requeuer, Sweeper, unknown
 from specbatch.pipeline.runtime.work_stealing import WorkStealer
+from specbatch.pipeline.storage.objects import ASKED_RETRY_SEC, Objects
 from specbatch.schemas.draft_switches import DraftSwitch, OffHere, SwitchScope
 from specbatch.schemas.encryption import Cipher
 from specbatch.schemas.errors import DeviceLostError, MissingExtraError, UsageError
@@ -96,13 +98,16 @@ def make_client(
 ) -> Client:
     """A client. A worker in this process passes its `check_cancelled` as `on_cancel`."""
     privacy = Privacy.of_settings(settings)
+    store = store or make_store(settings)
+    objects = Objects(settings.s3_endpoint_url, s3_retry_sec=ASKED_RETRY_SEC)
     return Client(
-        store or make_store(settings),
+        store,
         enqueue,
         settings.workspace,
         on_cancel,
         privacy,
         tracing=lambda: open_tracing(trace_options(settings)),
+        pinned=partial(spec_at_submission, store, objects, privacy),
     )
 
 
@@ -240,7 +245,6 @@ def make_worker(
     from specbatch.pipeline.stages.draft_models import DraftModels
     from specbatch.pipeline.stages.drafting import Drafting
     from specbatch.pipeline.stages.refill import Refiller, Refills
-    from specbatch.pipeline.storage.objects import Objects
 
     sweeper_enqueue = patient(enqueue if meter is None else counted(enqueue, meter.enqueued))
     enqueue = patient(enqueue)

@@ -32,6 +32,7 @@ def renewed(spec: JobSpec) -> JobSpec:
     for (part, name), former in FORMER_DEFAULTS.items():
         if values[part][name] == former:
             del values[part][name]
+    values["input"] |= dict.fromkeys(("pinned_snapshot", "pinned_since"))  # nobody asked for them
     return JobSpec.model_validate(values)
 
 

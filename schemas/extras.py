@@ -17,6 +17,11 @@ def require_serve_extra() -> None:
     _require("serve", "fastapi", "uvicorn", "python_multipart", "jinja2")
 
 
+def require_tables_extra(module: str) -> None:
+    """Raise `MissingExtraError` unless the library of this kind of table is installed."""
+    _require("tables", module, "pyarrow")
+
+
 def _require(extra: str, *modules: str) -> None:
     missing = [name for name in modules if find_spec(name) is None]
     if missing:

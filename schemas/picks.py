@@ -21,7 +21,8 @@ from specbatch.schemas.errors import SpecError
 from specbatch.schemas.field_errors import explain
 from specbatch.schemas.policies import JUDGE
 from specbatch.schemas.records import Verification
-from specbatch.schemas.spec import JobSpec, Part, SamplingSpec
+from specbatch.schemas.spec import JobSpec, SamplingSpec
+from specbatch.schemas.spec_part import Part
 from specbatch.schemas.uris import model_ref
 
 SECTION = "pick"

@@ -9,9 +9,7 @@ from typing import Annotated, Any, Literal
 
 import orjson
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     ValidationError,
     field_validator,
@@ -40,6 +38,15 @@ from specbatch.schemas.privacy import MOST_TENANT_CHARS, SEALED, TENANT
 from specbatch.schemas.prompt_places import columns_in, first_doubled
 from specbatch.schemas.records import JobRow, SamplingParams, Verification
 from specbatch.schemas.response_format import canonical
+from specbatch.schemas.spec_part import PAIRS, Part
+from specbatch.schemas.speculation_spec import SpeculationSpec
+from specbatch.schemas.table_spec import (
+    Snapshot,
+    TableKind,
+    TableSpec,
+    input_problem,
+    kind_of_input,
+)
 from specbatch.schemas.tools import (
     canonical_choice,
     canonical_tools,
@@ -48,133 +55,6 @@ from specbatch.schemas.tools import (
 )
 from specbatch.schemas.uris import InputUri, OutputUri, absolute, model_ref
 from specbatch.schemas.vllm_proposer import Proposer, VllmProposer, proposer_at
-
-
-class Part(BaseModel):
-    """A part of the spec: frozen, and strict about unknown fields."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
-
-
-def _as_pairs(value: object) -> object:
-    return tuple(value.items()) if isinstance(value, dict) else value
-
-
-_PAIRS = BeforeValidator(_as_pairs)
-Depth = Literal["auto", "off", "shadow"] | Annotated[int, Field(ge=0, le=32)]
-Cap = Annotated[int, Field(ge=0, le=32)]
-Source = Literal["grammar", "block", "history", "ngram", "draft-model"]
-SOURCES: tuple[Source, ...] = ("grammar", "block", "history", "ngram", "draft-model")
-NO_DRAFT_MODEL = "none"  # in routes
-
-
-class SpeculationSpec(Part):
-    """How far drafts reach. Depth changes speed and cost, never outputs."""
-
-    depth: Depth = Field(
-        default="auto",
-        description="auto, off, shadow (draft and count, verify nothing), or draft tokens per step",
-    )
-    sources: Literal["hybrid"] | tuple[Source, ...] = Field(
-        default="hybrid",
-        description="sources of drafts; hybrid: all there are, the most promising at each step",
-    )
-    max_depth: Cap | None = Field(default=None, description="draft tokens per step at most")
-    tag_depths: Annotated[tuple[tuple[str, Cap], ...], _PAIRS] = Field(
-        default=(), max_length=256, description="row tag: its cap; 0 drafts nothing for its rows"
-    )
-    routes: Annotated[tuple[tuple[str, Annotated[str, Field(min_length=1)]], ...], _PAIRS] = Field(
-        default=(),
-        max_length=256,
-        description="row tag: the only draft model its rows ask, by its folder's name; or none",
-    )
-    prompt_depths: Annotated[tuple[tuple[Annotated[int, Field(ge=0)], Cap], ...], _PAIRS] = Field(
-        default=((8192, 4), (32768, 2)),
-        max_length=16,
-        description="tokens of prompt and output: the cap once there are so many",
-    )
-    history_tokens: int = Field(
-        default=1_000_000,
-        ge=0,
-        le=20_000_000,
-        description="tokens of earlier jobs' outputs to draft from; 0: none",
-    )
-    pregenerate: Literal["auto"] | bool = Field(
-        default="auto",
-        description="let proposer workers draft continuations beforehand; auto: for pilot groups",
-    )
-    pregenerate_tokens: Literal["auto"] | Annotated[int, Field(ge=1, le=4096)] = Field(
-        default="auto",
-        description="length of a pre-generated continuation; auto: as long as it is worth it",
-    )
-
-    verification: Verification = Field(
-        default=Verification.COUPLED,
-        description="coupled: outputs do not depend on drafts; rejection, block: only their "
-        "distribution does not",
-    )
-
-    @property
-    def enabled(self) -> bool:
-        return self.depth not in ("off", 0)
-
-    def allows(self, source: Source) -> bool:
-        return self.sources == "hybrid" or source in self.sources
-
-    @field_validator("sources", mode="before")
-    @classmethod
-    def _named_sources(cls, value: object) -> object:
-        if value == "hybrid":
-            return value
-        if isinstance(value, str):
-            value = [name for part in value.split(",") if (name := part.strip())]
-        if not isinstance(value, list | tuple):
-            raise ValueError("should be hybrid or a list of sources")
-        for name in value:
-            if name not in SOURCES:
-                raise ValueError(
-                    f"no source of drafts is called {name!r}: name some of {', '.join(SOURCES)}, "
-                    "or hybrid for all"
-                )
-        return tuple(dict.fromkeys(value))
-
-    @field_validator("routes")
-    @classmethod
-    def _each_tag_once(cls, value: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-        if len(dict(value)) < len(value):
-            raise ValueError("a tag occurs twice")
-        return value
-
-    @model_validator(mode="after")
-    def _fields_fit_together(self) -> SpeculationSpec:
-        models = [name for _, name in self.routes if name != NO_DRAFT_MODEL]
-        if models and not self.allows("draft-model"):
-            raise ValueError(
-                f"routes send rows to `{models[0]}`, and sources leave draft models out: "
-                "add draft-model to sources"
-            )
-        if self.enabled and not self.sources:
-            raise ValueError("no sources of drafts are left: name some, or set depth to off")
-        if self.verification is not Verification.COUPLED:
-            if self.depth == "shadow":
-                raise ValueError(
-                    f"verification {self.verification} and depth shadow exclude each other: "
-                    "only running a ratio test shows what it accepts"
-                )
-            if not self.allows("draft-model"):
-                raise ValueError(
-                    f"verification {self.verification} needs drafts of a draft model: "
-                    "add draft-model to sources"
-                )
-            if not self.enabled:
-                raise ValueError(f"verification {self.verification} needs drafts, and depth is off")
-            if self.pregenerate is True:
-                raise ValueError(
-                    f"verification {self.verification} needs the drafts' probabilities, which "
-                    "pre-generated drafts do not carry: pregenerate must be auto or false"
-                )
-        return self
-
 
 PILOT_EVERY_GROUPS, PILOT_EVERY_TOKENS = 16, 65_536  # whichever is more
 
@@ -193,20 +73,38 @@ _MOST_TEMPLATE_CHARS = 65_536
 Template = Annotated[str, Field(min_length=1, max_length=_MOST_TEMPLATE_CHARS)]
 
 
+# fmt: off
+InputFormat = Literal[
+    "auto", "parquet", "arrow", "csv", "jsonl", "openai", "openai-completions", "delta", "iceberg"
+]
+# fmt: on
+
+
 class InputSpec(Part):
     """Where prompts come from, and what the columns mean."""
 
     uri: InputUri = Field(
         min_length=1,
-        description="file, folder, glob, s3:// or another store of Parquet, Arrow, CSV or JSONL",
+        description="file, folder, glob, s3:// or another store of Parquet, Arrow, CSV or JSONL; "
+        "or iceberg://CATALOG/TABLE",
     )
-    format: Literal["auto", "parquet", "arrow", "csv", "jsonl", "openai", "openai-completions"] = (
-        Field(
-            default="auto",
-            description="csv: TSV too; openai: a batch file of custom_id and body.messages, "
-            "openai-completions: of body.prompt",
-        )
+    format: InputFormat = Field(
+        default="auto",
+        description="csv: TSV too; delta: a Delta table; openai: a batch file of custom_id and "
+        "body.messages, openai-completions: of body.prompt",
     )
+    snapshot: int | None = Field(
+        default=None,
+        ge=0,
+        description="of a table: the version or id; else the newest at submission",
+    )
+    since: Literal["last"] | Annotated[int, Field(ge=0)] | None = Field(
+        default=None,
+        description="of a table: only rows that were added since this snapshot; last: since the "
+        "one that the last finished job of this name has read",
+    )
+    pinned_snapshot: int | None = Field(default=None, description="set by the submission")
+    pinned_since: int | None = Field(default=None, description="set by the submission")
     delimiter: str | None = Field(
         default=None, description="of CSV; default: a tab in .tsv files, else a comma"
     )
@@ -239,6 +137,27 @@ class InputSpec(Part):
         description="the system prompt, which may have places too: the row becomes a chat of two "
         "messages",
     )
+
+    @property
+    def table(self) -> TableKind | None:
+        """The kind of table that it is; None: files."""
+        return kind_of_input(self.uri, self.format)
+
+    @property
+    def pinned(self) -> Snapshot | None:
+        """What the submission has pinned of a table."""
+        number = self.pinned_snapshot
+        return None if number is None else Snapshot(number, self.pinned_since)
+
+    def pinned_to(self, snapshot: Snapshot) -> InputSpec:
+        found = {"pinned_snapshot": snapshot.number, "pinned_since": snapshot.since}
+        return self.model_copy(update=found)
+
+    @model_validator(mode="after")
+    def _is_one_table(self) -> InputSpec:
+        if problem := input_problem(self.uri, self.format, self.snapshot, self.since):
+            raise ValueError(problem)
+        return self
 
     @property
     def is_templated(self) -> bool:
@@ -360,6 +279,32 @@ class OutputSpec(Part):
         description="what scores them instead: {use: judge, prompt: …}, or a package's entry point",
     )
     malformed: MalformedSpec = AS_IT_IS
+    table: TableSpec | None = Field(
+        default=None,
+        description="Delta or Iceberg table that gets the finished rows too: {uri: …, mode: append "
+        "or merge}",
+    )
+
+    @field_validator("table", mode="before")
+    @classmethod
+    def _named_table(cls, value: object) -> object:
+        return {"uri": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _table_is_of_parquet(self) -> OutputSpec:
+        if self.table is not None and self.format != "parquet":
+            raise ValueError(
+                f"table gets what parts of Parquet have: leave format {self.format} out"
+            )
+        return self
+
+    def at(self, base: Path) -> OutputSpec:
+        """The same with absolute paths."""
+        places: dict[str, Any] = {"uri": absolute(self.uri, base)}
+        if self.table is not None:
+            uri = absolute(self.table.uri, base)
+            places["table"] = self.table.model_copy(update={"uri": uri})
+        return self.model_copy(update=places)
 
     @field_validator("keep_columns", mode="before")
     @classmethod
@@ -433,7 +378,7 @@ class SamplingSpec(Part):
         le=2.0,
         description="penalty on tokens of the output, per occurrence; 0 is off",
     )
-    logit_bias: Annotated[tuple[tuple[TokenId, Bias], ...], _PAIRS] = Field(
+    logit_bias: Annotated[tuple[tuple[TokenId, Bias], ...], PAIRS] = Field(
         default=(), max_length=_MOST_TOKENS_NAMED, description="token id: bias added to its logit"
     )
     bad_token_ids: tuple[TokenId, ...] = Field(
@@ -685,7 +630,7 @@ class JobSpec(Part):
         return self.model_copy(
             update={
                 "input": self.input.model_copy(update={"uri": absolute(self.input.uri, base)}),
-                "output": self.output.model_copy(update={"uri": absolute(self.output.uri, base)}),
+                "output": self.output.at(base),
                 "verifier": model_ref(self.verifier, base),
                 "proposer": proposer_at(self.proposer, base),
             }
@@ -714,9 +659,11 @@ class JobSpec(Part):
     def digest(self) -> str:
         """SHA-256 of the canonical JSON of all values that are not defaults.
 
-        So new fields and new defaults of later versions leave the digest as it is.
+        So new fields and new defaults of later versions leave the digest as it is. What the
+        submission pins of a table is not what was asked for.
         """
-        said = self.model_dump(mode="json", exclude_defaults=True)
+        pinned = {"input": {"pinned_snapshot", "pinned_since"}}
+        said = self.model_dump(mode="json", exclude_defaults=True, exclude=pinned)
         return hashlib.sha256(orjson.dumps(said, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
     @property

@@ -53,9 +53,18 @@ def _writable(uri: str) -> str:
     return uri
 
 
+def _table_place(uri: str) -> str:
+    if _scheme(uri) not in ("", "file", "s3", "iceberg"):
+        raise ValueError(
+            f"no table is written to {_scheme(uri)}://: use a folder, s3:// or iceberg://"
+        )
+    return uri
+
+
 Uri = Annotated[str, AfterValidator(_without_credentials)]
 InputUri = Annotated[Uri, AfterValidator(_without_query)]
 OutputUri = Annotated[Uri, AfterValidator(_writable)]
+TableUri = Annotated[Uri, AfterValidator(_table_place)]
 
 
 def absolute(uri: str, base: Path) -> str:

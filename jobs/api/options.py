@@ -24,9 +24,13 @@ class SpecOptions(TypedDict, total=False):
 
     # Input
     format: (
-        Literal["auto", "parquet", "arrow", "csv", "jsonl", "openai", "openai-completions"] | None
+        Literal["auto", "parquet", "arrow", "csv", "jsonl", "openai", "openai-completions"]
+        | Literal["delta", "iceberg"]
+        | None
     )
     delimiter: str | None
+    snapshot: int | None
+    since: int | Literal["last"] | None
     prompt_column: str | None
     prompt_kind: Literal["auto", "text", "token_ids", "messages"] | None
     id_column: str | None
@@ -39,6 +43,7 @@ class SpecOptions(TypedDict, total=False):
     output_format: Literal["parquet", "jsonl"] | None
     keep_columns: str | Sequence[str] | None
     keep_best: int | None
+    table: Place | None
     # Models
     verifier: Place | None
     proposer: Place | Mapping[str, Any] | None

@@ -44,8 +44,9 @@ from specbatch.schemas.errors import DeviceLostError, ModelError
 from specbatch.schemas.numeric_class import Serves, all_keys
 from specbatch.schemas.records import FinishReason
 from specbatch.schemas.registry import NO_MODELS
-from specbatch.schemas.spec import EngineSpec, SpeculationSpec
+from specbatch.schemas.spec import EngineSpec
 from specbatch.schemas.speculation import PRE_GENERATED, AcceptanceCount
+from specbatch.schemas.speculation_spec import SpeculationSpec
 
 log = logging.getLogger(__name__)
 

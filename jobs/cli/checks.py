@@ -20,6 +20,7 @@ from specbatch.pipeline.inputs.prompt_template import (
     columns_of,
 )
 from specbatch.pipeline.inputs.sources import find_files, text_source
+from specbatch.pipeline.inputs.tables import can_read_tables, table_files
 from specbatch.pipeline.storage.objects import Objects, tidy
 from specbatch.schemas.context_length import beyond_context
 from specbatch.schemas.errors import InputError, JobNotFoundError, ObjectError, UsageError
@@ -109,28 +110,41 @@ def check_input_here(spec: InputSpec, may_be_empty: bool = False) -> None:
     if not can_read_templates(spec):
         return
     columns_of(spec)
-    if "://" in tidy(spec.uri):
+    if "://" in tidy(spec.uri) or (spec.table is not None and not can_read_tables(spec)):
         return
     objects = Objects()
     try:
-        files, name = find_files(spec, objects)
-        if name == "parquet":
-            has_rows = _check_parquet([Path(file.uri) for file in files], spec)
-        elif name == "arrow":
-            has_rows = _check_arrow([Path(file.uri) for file in files], spec)
-        else:
-            source = text_source(spec, objects, files, name)
-            source.check()
-            has_rows = not source.is_empty()
+        has_rows = _has_rows(spec, objects)
     except ObjectError as error:
         raise InputError(str(error)) from None
-    if not has_rows and not may_be_empty:
+    if not has_rows and not may_be_empty and spec.since is None:
         raise InputError(f"input {spec.uri} has no rows: there is nothing to generate")
 
 
 def check_scheduled(spec: JobSpec) -> None:
     """The check of a job that comes by schedule: some nights have no rows."""
     check_input_here(spec.input, may_be_empty=True)
+
+
+def _has_rows(spec: InputSpec, objects: Objects) -> bool:
+    """Whether there are rows, or might be. Raises `InputError`, and `ObjectError`."""
+    if spec.table is not None:
+        return _check_table(spec, objects)
+    files, name = find_files(spec, objects)
+    if name == "parquet":
+        return _check_parquet([Path(file.uri) for file in files], spec)
+    if name == "arrow":
+        return _check_arrow([Path(file.uri) for file in files], spec)
+    source = text_source(spec, objects, files, name)
+    source.check()
+    return not source.is_empty()
+
+
+def _check_table(spec: InputSpec, objects: Objects) -> bool:
+    """Whether the table has files. Raises `InputError`."""
+    table = table_files(spec, objects)
+    _check_names(Path(spec.uri), table.schema.names, spec)
+    return bool(table.files)
 
 
 def _check_parquet(files: Sequence[Path], spec: InputSpec) -> bool:

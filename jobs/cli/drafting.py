@@ -18,7 +18,7 @@ from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas.draft_switches import DraftSwitch, SwitchScope
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.records import JobRow
-from specbatch.schemas.spec import SOURCES
+from specbatch.schemas.speculation_spec import SOURCES
 
 _MOST_JOBS = 200  # among which a scope should have one
 

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specbatch.jobs.cli.checks import check_job
-from specbatch.jobs.cli.console import err, out, say, say_json
+from specbatch.jobs.cli.console import err, out, remark, say, say_json
 from specbatch.jobs.cli.cost import cost_of
 from specbatch.jobs.cli.outcome import ROWS_COUNT
 from specbatch.pipeline.bootstrap import make_store, priced_device
@@ -31,6 +31,7 @@ from specbatch.schemas.provenance import TimeKind
 from specbatch.schemas.records import JobState, PromptRow
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec
+from specbatch.schemas.table_spec import LAST
 from specbatch.schemas.visible import one_line
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ class Plan:
 def show_plan(settings: Settings, spec: JobSpec, tokens_per_sec: float | None, json: bool) -> None:
     """Print the plan; nothing is stored, started or written."""
     checked = check_job(settings, spec)
+    if spec.input.since == LAST:
+        remark("what is new is known when the job is submitted: this plan is of the whole table")
     before = _rss_mib()
     plan = make_plan(checked, spec, Privacy.of_settings(settings))
     plan.peak_rss_mib_above_imports = round(max(0.0, _peak_rss_mib() - before), 1)

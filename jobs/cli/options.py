@@ -31,10 +31,32 @@ def _option(name: str, text: str, panel: str | None = None, **more: Any) -> type
 
 
 Input = Annotated[
-    Text, _option("--input", "file, folder, glob or s3:// of Parquet, Arrow, CSV or JSONL", _IN)
+    Text,
+    _option(
+        "--input",
+        "file, folder, glob or s3:// of Parquet, Arrow, CSV or JSONL; or iceberg://CATALOG/TABLE",
+        _IN,
+    ),
 ]
 Format = Annotated[
-    Text, _option("--format", "auto, parquet, arrow, csv, jsonl, openai or openai-completions", _IN)
+    Text,
+    _option(
+        "--format",
+        "auto, parquet, arrow, csv, jsonl, delta (a Delta table), openai or openai-completions",
+        _IN,
+    ),
+]
+Snapshot = Annotated[
+    Whole, _option("--snapshot", "of a table: version or id to read, instead of the newest", _IN)
+]
+Since = Annotated[
+    Text,
+    _option(
+        "--since",
+        "of a table: only rows that were added since this snapshot, or since the `last` that a "
+        "finished job of this name has read",
+        _IN,
+    ),
 ]
 Delimiter = Annotated[Text, _option("--delimiter", "of CSV: a comma, or a tab in .tsv files", _IN)]
 PromptColumn = Annotated[Text, _option("--prompt-column", "column with the prompt", _IN)]
@@ -65,6 +87,14 @@ KeepColumns = Annotated[
     Text, _option("--keep-columns", "columns of the input to keep: a,b,... or all", _OUT)
 ]
 
+Table = Annotated[
+    Text,
+    _option(
+        "--table",
+        "Delta table (folder or s3://) or iceberg://CATALOG/TABLE that gets the finished rows too",
+        _OUT,
+    ),
+]
 KeepBest = Annotated[
     Whole,
     _option("--keep-best", "publish so many of a prompt's n completions, the best", _OUT),
@@ -312,8 +342,9 @@ def with_engine(settings: Settings, engine: str | None) -> Settings:
     return settings.model_copy(update={"engine": engine})
 
 
-def depth_value(text: str | None) -> str | int | None:
-    """`4` is a number, `auto`, `off` and `shadow` are words; the spec's check sees to the rest."""
+def number_or_word(text: str | None) -> str | int | None:
+    """`4` is a number, `auto`, `off`, `shadow` and `last` are words; the spec's check sees to the
+    rest."""
     return int(text) if text is not None and text.lstrip("-").isdigit() else text
 
 

@@ -26,6 +26,7 @@ from specbatch.pipeline.operations.summaries import summary_of
 from specbatch.pipeline.operations.tools import first_rows
 from specbatch.pipeline.policy.costs.savings import drafted, savings
 from specbatch.pipeline.privacy.tenants import Privacy
+from specbatch.pipeline.runtime.snapshots import snapshot_of
 from specbatch.schemas.audit import AuditRecord, Correctness
 from specbatch.schemas.context_length import CONTEXT_TOKENS, beyond_context
 from specbatch.schemas.draft_switches import DraftSwitch
@@ -41,6 +42,14 @@ from specbatch.schemas.records import (
     RejectedRow,
 )
 from specbatch.schemas.speculation import ALL_PROPOSERS, Decision
+from specbatch.schemas.table_spec import (
+    DELTA,
+    ICEBERG,
+    OUTPUT_SNAPSHOT,
+    is_iceberg,
+    kind_of_input,
+    words_of,
+)
 from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
 from specbatch.schemas.vllm_proposer import vllm_proposer_in
 
@@ -83,6 +92,7 @@ def show(
             payload |= {"interrupted": interrupted, "resume": resume}
             payload |= {"template": None, "system": None} | dict(templates)
             payload |= {"notifications": [asdict(n) for n in store.notifications_of(row.job_id)]}
+            payload |= {"tables": table_lines(row)}
             payload |= {"in_review": [list(place) for place in reviews.pending]}
             payload |= {"stages": stages_json(stages)}
             say_json(as_json(row, progress, interrupted) | saved_json(saved, is_drafted) | payload)
@@ -125,6 +135,8 @@ def show(
 
 def _say_how_far(row: JobRow, progress: JobProgress, interrupted: bool) -> None:
     out.print(summary_table(summary_of(row, progress, interrupted)))
+    for line in table_lines(row):
+        say(line)
     say(f"progress: {progress.rows_done:,} of {progress.rows_total:,} prompts, "
         f"{progress.groups_done:,} of {progress.groups_total:,} groups"
         + ("" if progress.ingest_done else f", {_of_reading(row)}"))  # fmt: skip
@@ -135,6 +147,22 @@ def _say_how_far(row: JobRow, progress: JobProgress, interrupted: bool) -> None:
         say(f"{ends}: {row.stop_reason or 'a cancel was asked for'}")
     if row.error:
         say(f"error: {row.error}")
+
+
+def table_lines(row: JobRow) -> list[str]:
+    """The snapshot of a table that is read, and the one that the job has committed."""
+    given, lines = row.spec.get("input") or {}, []
+    if (kind := kind_of_input(given.get("uri", ""), given.get("format", ""))) is not None:
+        snapshot = snapshot_of(row)
+        which = snapshot.words(kind) if snapshot else "pinned when it is read"
+        lines.append(f"input: {words_of(kind)[0]} {given['uri']}, {which}")
+    if written := (row.spec.get("output") or {}).get("table"):
+        kind = ICEBERG if is_iceberg(written["uri"]) else DELTA
+        name, word = words_of(kind)
+        number = row.report.get(OUTPUT_SNAPSHOT)
+        which = f"{word} {number}" if number else "nothing committed"
+        lines.append(f"table: {name} {written['uri']}, {which}")
+    return lines
 
 
 def models_here(store: Store, row: JobRow, silence_sec: float) -> dict[str, str | None]:

@@ -20,6 +20,8 @@ def submit_job(
     input: o.Input = None,
     format: o.Format = None,
     delimiter: o.Delimiter = None,
+    snapshot: o.Snapshot = None,
+    since: o.Since = None,
     prompt_column: o.PromptColumn = None,
     prompt_kind: o.PromptKind = None,
     id_column: o.IdColumn = None,
@@ -33,6 +35,7 @@ def submit_job(
     output_format: o.OutputFormat = None,
     keep_columns: o.KeepColumns = None,
     keep_best: o.KeepBest = None,
+    table: o.Table = None,
     verifier: o.Verifier = None,
     proposer: o.Proposer = None,
     max_tokens: o.MaxTokens = None,
@@ -90,7 +93,8 @@ def submit_job(
     """
     given = locals()  # nothing but the parameters yet
     flags = by_field({name: given[name] for name in FIELD_OF} | {
-        "notify": notify or None, "stop": stop or None, "depth": o.depth_value(depth),
+        "notify": notify or None, "stop": stop or None, "depth": o.number_or_word(depth),
+        "since": o.number_or_word(since),
         "stop_token_ids": o.stop_ids(stop_token_id, stop_token_ids),
         "template": o.template_text(template, template_file),
         **o.forms(response_format, tools),

@@ -41,8 +41,9 @@ from specbatch.schemas.records import (
     Verification,
 )
 from specbatch.schemas.registry import NO_MODELS
-from specbatch.schemas.spec import EngineSpec, SpeculationSpec
+from specbatch.schemas.spec import EngineSpec
 from specbatch.schemas.speculation import NO_SHADOW_PAIR, AcceptanceCount, ShadowPair
+from specbatch.schemas.speculation_spec import SpeculationSpec
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,14 +8,16 @@ id of a row is (file version, group, row).
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import struct
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Literal
+from itertools import islice
+from typing import Any, BinaryIO, Literal, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -80,6 +82,9 @@ class FileFacts:
     kind: Kind
     schema: pa.Schema
     groups: tuple[GroupFacts, ...]
+    constants: Mapping[str, pa.Scalar] = dataclasses.field(
+        default_factory=dict
+    )  # columns that it lacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,8 +238,19 @@ _ACCEPTED = {
 }
 
 
+class Layout(Protocol):
+    """The columns of a table, whose files may lack some."""
+
+    @property
+    def schema(self) -> pa.Schema: ...
+
+    def filled(self, uri: str, facts: FileFacts) -> FileFacts:
+        """What a file has as a part of the table."""
+        ...
+
+
 class ColumnarSource:
-    """A list of Parquet or Arrow files with the same columns."""
+    """A list of Parquet or Arrow files with the same columns, perhaps those of a table."""
 
     def __init__(
         self,
@@ -243,8 +259,11 @@ class ColumnarSource:
         files: list[ObjectInfo],
         kind: Kind,
         memory_bytes: int = READER_BYTES,
+        layout: Layout | None = None,
     ):
+        """`layout`: of a table, which alone may have no files."""
         self.files = files
+        self._layout = layout
         self.format: Format = kind
         self._kind: Kind = kind
         self._spec = spec
@@ -252,22 +271,27 @@ class ColumnarSource:
         self._memory_bytes = memory_bytes
         self._readers: weakref.WeakSet[ColumnarReader] = weakref.WeakSet()  # of open files
         self._spare: list[LimitedProcess] = []  # for the next file; never for another job's
-        with self._open(files[0]) as (_, first):
-            names = first.schema.names
+        if layout is not None:
+            names = layout.schema.names
+        else:
+            with self._open(files[0]) as (_, first):
+                names = first.schema.names
         self._id = spec.id_column or ("id" if "id" in names else None)
         self._tag = spec.tag_column or ("tag" if "tag" in names else None)
         self.has_ids = self._id is not None
 
     def check(self) -> None:
+        if self._layout is not None:
+            self._check_columns(self._spec.uri, self._layout.schema)
         for info in self.files:
             with self._open(info) as (_, facts):
-                self._check_columns(info, facts.schema)
+                self._check_columns(info.uri, facts.schema)
 
     def read(self, start: SourcePosition | None = None) -> Iterator[RawBatch]:
         for info in files_from(self.files, start):
             begin = start if start is not None and info.uri == start.uri else None
             with self._open(info) as (reader, facts):
-                kind = self._check_columns(info, facts.schema)
+                kind = self._check_columns(info.uri, facts.schema)
                 for group in range(begin.row_group if begin else 0, len(facts.groups)):
                     skip = begin.row_offset if begin and group == begin.row_group else 0
                     yield from self._raws(reader, _Group(info, facts, group), skip, kind)
@@ -288,7 +312,10 @@ class ColumnarSource:
                 return
 
     def kept_schema(self, wanted: Sequence[str] | None) -> pa.Schema:
-        schema = common_schema(self._schemas(), wanted, self._id)
+        found = self._schemas()
+        if self._layout is not None and not self.files:
+            found = iter([(ObjectInfo(self._spec.uri, 0, ""), self._layout.schema)])
+        schema = common_schema(found, wanted, self._id)
         for field in schema:
             _check_keepable(field)
         return pa.schema([field.with_type(plainly(field.type)) for field in schema])
@@ -338,8 +365,9 @@ class ColumnarSource:
         while True:
             try:
                 with _damage_named(str(place)):
-                    for rows in reader.rows(place.number, columns, at_once, offset, MAX_ROW_BYTES):
-                        yield offset, rows
+                    stored = place.stored(columns)
+                    for rows in reader.rows(place.number, stored, at_once, offset, MAX_ROW_BYTES):
+                        yield offset, place.whole(rows, columns)
                         offset += rows.batch.num_rows
                 break
             except LimitError as error:
@@ -426,25 +454,24 @@ class ColumnarSource:
         named += [spec.sampling_column, *columns_of(spec)]
         return list(dict.fromkeys(name for name in named if name is not None))
 
-    def _check_columns(self, info: ObjectInfo, schema: pa.Schema) -> PromptKind:
-        check_columns(self._spec, info.uri, schema.names)
-        check_there(info, schema.names, self._columns())
+    def _check_columns(self, uri: str, schema: pa.Schema) -> PromptKind:
+        check_columns(self._spec, uri, schema.names)
+        check_there(uri, schema.names, self._columns())
         seed = self._spec.seed_column
         if seed and not pa.types.is_integer(schema.field(seed).type):
             raise InputError(
-                f"column `{seed}` of {info.uri} is {schema.field(seed).type}; "
-                "seeds must be integers"
+                f"column `{seed}` of {uri} is {schema.field(seed).type}; seeds must be integers"
             )
         sampling = self._spec.sampling_column
         if sampling and not _is_sampling(schema.field(sampling).type):
             raise InputError(
-                f"column `{sampling}` of {info.uri} is {schema.field(sampling).type}; "
+                f"column `{sampling}` of {uri} is {schema.field(sampling).type}; "
                 "sampling values must be a struct or JSON text"
             )
         for name in filter(None, (self._id, self._tag)):
             if pa.types.is_nested(schema.field(name).type):
                 raise InputError(
-                    f"column `{name}` of {info.uri} is {schema.field(name).type}; "
+                    f"column `{name}` of {uri} is {schema.field(name).type}; "
                     "ids and tags must be strings or numbers"
                 )
         if self._spec.read_prompt_column is None:
@@ -455,7 +482,7 @@ class ColumnarSource:
         if kind is None:
             accepted = "; or ".join(_ACCEPTED.values()) if wanted == "auto" else _ACCEPTED[wanted]
             raise InputError(
-                f"column `{prompt.name}` of {info.uri} is {prompt.type}; accepted: {accepted}"
+                f"column `{prompt.name}` of {uri} is {prompt.type}; accepted: {accepted}"
             )
         return kind
 
@@ -478,7 +505,8 @@ class ColumnarSource:
 
     def _facts(self, reader: ColumnarReader, info: ObjectInfo) -> FileFacts:
         try:
-            return reader.facts()
+            facts = reader.facts()
+            return facts if self._layout is None else self._layout.filled(info.uri, facts)
         except ObjectError as error:
             raise as_input_error(error) from error
         except KilledError as error:
@@ -514,6 +542,24 @@ class _Group:
     @property
     def smaller(self) -> str:
         return f"smaller {_GROUPS[self.facts.kind][1]}"
+
+    def stored(self, columns: list[str]) -> list[str]:
+        """Those that the file has; any other one, if it has none: it counts the rows."""
+        found = [name for name in columns if name not in self.facts.constants]
+        others = (name for name in self.facts.schema.names if name not in self.facts.constants)
+        return found or list(islice(others, 1))
+
+    def whole(self, rows: Rows, columns: list[str]) -> Rows:
+        """The rows with the columns that the file lacks."""
+        constants = self.facts.constants
+        if not constants:
+            return rows
+        count = rows.batch.num_rows
+        arrays = [
+            pa.repeat(constants[name], count) if name in constants else rows.batch.column(name)
+            for name in columns
+        ]
+        return Rows(pa.RecordBatch.from_arrays(arrays, names=columns), rows.long)
 
     def batch_rows(self, columns: list[str]) -> int:
         """Rows per batch, fewer where rows are large. Arrow does not say how large they are."""

@@ -53,7 +53,7 @@ def common_schema(
     first: tuple[ObjectInfo, pa.Schema] | None = None
     for info, schema in found:
         names = kept_names(schema.names, wanted, row_id)
-        check_there(info, schema.names, names)
+        check_there(info.uri, schema.names, names)
         kept = _fields(schema, names)
         first = first or (info, kept)
         if not kept.equals(first[1]):
@@ -62,15 +62,13 @@ def common_schema(
     return first[1]
 
 
-def check_there(info: ObjectInfo, there: Sequence[str], names: Sequence[str]) -> None:
+def check_there(uri: str, there: Sequence[str], names: Sequence[str]) -> None:
     """Raise `InputError` unless a file has each of these columns once."""
     for name in names:
         if name not in there:
-            raise InputError(
-                f"{info.uri} has no column `{name}`; its columns are {', '.join(there)}"
-            )
+            raise InputError(f"{uri} has no column `{name}`; its columns are {', '.join(there)}")
         if there.count(name) > 1:
-            raise InputError(f"{info.uri} has several columns `{name}`; rename all but one")
+            raise InputError(f"{uri} has several columns `{name}`; rename all but one")
 
 
 def _fields(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:

@@ -30,7 +30,9 @@ from specbatch.pipeline.inputs.folders import (
 )
 from specbatch.pipeline.inputs.jsonl import JsonlSource
 from specbatch.pipeline.inputs.saved_datasets import saved_dataset
+from specbatch.pipeline.inputs.tables import TableFiles, table_files
 from specbatch.pipeline.inputs.text_files import BOM, GZIP, open_text, reading
+from specbatch.pipeline.storage.delta import LOG
 from specbatch.pipeline.storage.object_store import ObjectInfo
 from specbatch.pipeline.storage.objects import Objects, tidy
 from specbatch.schemas.errors import InputError, ObjectError
@@ -43,12 +45,30 @@ def open_source(spec: InputSpec, objects: Objects, memory_bytes: int = READER_BY
 
     Raises `InputError` if there are none, and `ObjectError` if the store may answer later.
     """
+    if spec.table is not None:
+        return _table_source(spec, objects, memory_bytes)
     files, name = find_files(spec, objects)
     if name in ("parquet", "arrow"):
         from specbatch.pipeline.inputs.columnar import ColumnarSource
 
         return ColumnarSource(spec, objects, files, name, memory_bytes)
     return text_source(spec, objects, files, name)
+
+
+def _table_source(spec: InputSpec, objects: Objects, memory_bytes: int) -> Source:
+    from specbatch.pipeline.inputs.columnar import ColumnarSource
+
+    table = _table(spec, objects)
+    return ColumnarSource(spec, objects, table.files, "parquet", memory_bytes, table)
+
+
+def _table(spec: InputSpec, objects: Objects) -> TableFiles:
+    if spec.delimiter is not None:
+        raise InputError("input.delimiter is for CSV files, and this is a table; leave it out")
+    try:
+        return table_files(spec, objects)
+    except ObjectError as error:
+        raise as_input_error(error) from error
 
 
 def text_source(
@@ -61,7 +81,10 @@ def text_source(
 
 
 def find_files(spec: InputSpec, objects: Objects) -> tuple[list[ObjectInfo], Format]:
-    """The input's files and their format. Raises as `open_source` does; needs no pyarrow."""
+    """The input's files and their format. Raises as `open_source` does; needs no pyarrow, but
+    for tables."""
+    if spec.table is not None:
+        return _table(spec, objects).files, "parquet"
     files = _find(spec, objects)
     _check_read_once(files)
     name = _format(spec, files, objects)
@@ -125,6 +148,11 @@ def _folder(
 ) -> list[ObjectInfo]:
     """The files of a folder that are inputs."""
     root = "" if uri == "." else uri.rstrip("/") + "/"
+    if spec.format == "auto" and _is_delta(root, listed):
+        raise InputError(
+            f"input folder {spec.uri} is a Delta table, some of whose files may be of other "
+            "versions; set input.format to delta"
+        )
     if spec.format in ("auto", "arrow") and (saved := saved_dataset(root, listed, objects)):
         return saved
     found = [info for info in listed if not is_hidden(info.uri.removeprefix(root))]
@@ -144,6 +172,12 @@ def _folder(
             f"input folder {spec.uri} holds {in_words(kinds)} files; set input.format to choose"
         )
     return [info for info in files if info.uri.endswith(wanted_suffixes(kinds[0]))]
+
+
+def _is_delta(root: str, listed: list[ObjectInfo]) -> bool:
+    if "://" in root:
+        return any(info.uri.startswith(f"{root}{LOG}/") for info in listed)
+    return Path(root, LOG).is_dir()
 
 
 def _check_read_once(files: list[ObjectInfo]) -> None:
@@ -183,7 +217,7 @@ def _glob_pattern(glob: str) -> re.Pattern[str]:
 # --- naming the format --------------------------------------------------------------------------
 def _format(spec: InputSpec, files: list[ObjectInfo], objects: Objects) -> Format:
     if spec.format != "auto":
-        return spec.format
+        return cast(Format, spec.format)
     first = files[0]
     if (said := format_of(first.uri)) is not None:
         return cast(Format, said)

@@ -15,15 +15,15 @@ from specbatch.pipeline.engines.models.model_folder import (
     inspect_model,
 )
 from specbatch.pipeline.inputs.contract import READER_BYTES, Source
-from specbatch.pipeline.inputs.kept import kept_schema
 from specbatch.pipeline.inputs.planner import PlannedGroup, plan
 from specbatch.pipeline.inputs.rows import RowChecker
 from specbatch.pipeline.inputs.sources import open_source
 from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.pipeline.moderation.patterns import Patterns
 from specbatch.pipeline.outputs.outputs import OutputWriter
+from specbatch.pipeline.outputs.table_output import prepare
+from specbatch.pipeline.stages.tables import columns_of
 from specbatch.pipeline.storage.objects import ASKED_RETRY_SEC, Objects
-from specbatch.schemas.arrow import output_schema
 from specbatch.schemas.best_by import NO_JUDGE_HERE, why_no_choice
 from specbatch.schemas.errors import InputError, ObjectError, SpecError, UsageError
 from specbatch.schemas.openai_formats import OPENAI_FORMATS
@@ -98,9 +98,9 @@ def check_job(
         source = open_source(spec.input, objects, reader_bytes)
         source.check()
         check_best_by(spec, source)
-        if spec.output.keep_columns:
-            own = output_schema(spec.output.best_by is not None)
-            kept_schema(source, spec.output.keep_columns, own)
+        columns = columns_of(spec, source)
+        if spec.output.table is not None:
+            prepare(spec.output.table, objects, columns, makes=False)
     except ObjectError as error:
         raise InputError(str(error)) from None
     OutputWriter(objects, spec.output.uri, job_id="").check(is_mine)

@@ -107,8 +107,8 @@ def _at(values: dict[str, Any], base: Path) -> dict[str, Any]:
     values = dict(values)
     for part in ("input", "output"):
         section = values.get(part)
-        if isinstance(section, dict) and _is_text(section.get("uri")):
-            values[part] = {**section, "uri": absolute(section["uri"], base)}
+        if isinstance(section, dict):
+            values[part] = _places_at(section, base)
     for name in ("verifier", "proposer"):
         if _is_text(values.get(name)) and values[name] != "none":
             values[name] = model_ref(values[name], base)
@@ -116,6 +116,19 @@ def _at(values: dict[str, Any], base: Path) -> dict[str, Any]:
     if isinstance(own, dict) and _is_text(own.get("model")):
         values["proposer"] = {**own, "model": model_ref(own["model"], base)}
     return values
+
+
+def _places_at(section: dict[str, Any], base: Path) -> dict[str, Any]:
+    """An input or an output with absolute paths, of its table too."""
+    section = dict(section)
+    if _is_text(section.get("uri")):
+        section["uri"] = absolute(section["uri"], base)
+    table = section.get("table")
+    if _is_text(table):
+        section["table"] = {"uri": absolute(str(table), base)}
+    elif isinstance(table, dict) and _is_text(table.get("uri")):
+        section["table"] = {**table, "uri": absolute(table["uri"], base)}
+    return section
 
 
 def _is_text(value: object) -> bool:
@@ -133,7 +146,8 @@ def _merge(values: dict[str, Any], given: Mapping[str, Any]) -> None:
     for name, value in given.items():
         is_section = name != "proposer"  # whose fields belong together
         if is_section and isinstance(value, dict) and isinstance(values.get(name), dict):
-            values[name] = {**values[name], **value}
+            values[name] = {**values[name]}
+            _merge(values[name], value)
         else:
             values[name] = value
 

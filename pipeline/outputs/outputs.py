@@ -196,6 +196,7 @@ class OutputWriter:
         still_mine: Callable[[], None] | None = None,
         kept: Kept | None = None,
         quarantines: bool = False,
+        commit: Callable[[Sequence[WrittenFile]], Mapping[str, Any]] | None = None,
     ) -> Manifest:
         """Publish everything and return the manifest; both inputs must be in input order.
 
@@ -205,7 +206,8 @@ class OutputWriter:
         with their row counts; they move to the output. `still_mine` is called before each change.
         It raises if another worker publishes the job by now, whose finished files must stay
         untouched. `kept` adds columns of the input. `quarantines`: malformed texts go into a file
-        of their own. Raises
+        of their own. `commit` is called with the parts, once all files are at their place and
+        the manifest is not; what it returns goes into the manifest. Raises
         `OutputError`, `ObjectError`, and what reading them raises.
         """
         self._still_mine = still_mine or _unasked
@@ -227,9 +229,10 @@ class OutputWriter:
         self._delete_leftovers({file.name for file in (*parts, *remainder)})
         if quarantines and not malformed:  # as an earlier attempt found some
             self._objects.delete(join(self._uri, MALFORMED))
+        said = {**(info or {}), **(commit(parts) if commit else {})}
         manifest = Manifest(
             self._job_id, counts.total(), counts[CompletionRecord], counts[RejectedRow],
-            parts, files, remainder, malformed, dict(info or {}),
+            parts, files, remainder, malformed, said,
         )  # fmt: skip
         reach(CrashPoint.MANIFEST)
         self._still_mine()

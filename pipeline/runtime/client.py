@@ -45,10 +45,13 @@ class Client:
         on_cancel: Callable[[], None] = lambda: None,
         privacy: Privacy = NOBODY_PRIVATE,
         tracing: Callable[[], Tracing] = lambda: UNTRACED,
+        pinned: Callable[[JobSpec, str | None], JobSpec] = lambda spec, _key: spec,
     ) -> None:
         """`on_cancel` makes the workers of this process check at once which jobs must stop.
 
-        `tracing` opens the exporter for a submission's span."""
+        `tracing` opens the exporter for a submission's span. `pinned` pins the snapshot of a table
+        that a spec (with an idempotency key) reads."""
+        self._pinned = pinned
         self._tracing = tracing
         self._privacy = privacy
         self._store = store
@@ -78,7 +81,7 @@ class Client:
                 job_id=job_id,
                 name=spec.name,
                 tenant=spec.tenant,
-                spec=spec.model_dump(mode="json"),
+                spec=self._pinned(spec, idempotency_key).model_dump(mode="json"),
                 spec_digest=spec.digest(),
                 verifier=spec.verifier,
                 proposer=spec.proposer_name if spec.speculation.enabled else None,

@@ -35,6 +35,7 @@ from specbatch.pipeline.stages.attempt import attempt, begin
 from specbatch.pipeline.stages.context import StageContext
 from specbatch.pipeline.stages.kept_columns import pinned_files
 from specbatch.pipeline.stages.readings import Reading
+from specbatch.pipeline.stages.tables import input_of, pinned_snapshot, prepare_table
 from specbatch.pipeline.stages.whole_results import put_rejected
 from specbatch.schemas.context_length import CONTEXT_TOKENS
 from specbatch.schemas.records import JobRow, JobWork, Stage
@@ -100,15 +101,17 @@ def _begin(context: StageContext, work: JobWork, job: JobRow, spec: JobSpec) -> 
     verifier, proposer = check_models(context.models, spec)
     context.store.pin_models(work.lease, models_of(spec, verifier, proposer))
     OutputWriter(context.objects, spec.output.uri, job.job_id).claim()
-    source = open_source(spec.input, context.objects, context.reader_bytes)
+    given = input_of(context, job, spec)
+    source = open_source(given, context.objects, context.reader_bytes)
     source.check()
+    prepare_table(context, spec, source)
     if spec.sampling.max_tokens >= verifier.context_tokens:
         context.store.note_report(work.lease, {CONTEXT_TOKENS: verifier.context_tokens})
     context.drafting.prepare(work.lease, job, spec, vocabulary_digest(verifier))
     start = (work.cursor, work.next_row, work.next_group)
     planned = plan(source, context.checker(spec, verifier), spec.group_size, *start)
     identity = identity_of(job, spec, source.format, verifier, proposer)
-    identity |= pinned_files(source, job, spec)
+    identity |= pinned_files(source, job, spec) | pinned_snapshot(given)
     batches = in_batches(planned, min(MOST_TOGETHER, context.max_open_groups))
     return Reading(source, batches, identity)
 

@@ -14,6 +14,7 @@ from specbatch.pipeline.inputs.kept import (
 from specbatch.pipeline.inputs.sources import open_source
 from specbatch.pipeline.outputs.parts import Kept
 from specbatch.pipeline.stages.context import StageContext
+from specbatch.pipeline.stages.tables import input_of
 from specbatch.schemas.arrow import output_schema
 from specbatch.schemas.records import JobRow
 from specbatch.schemas.spec import JobSpec
@@ -35,7 +36,8 @@ def kept_columns(context: StageContext, job: JobRow, spec: JobSpec) -> Kept | No
     """The columns, to be read with the output's rows. Raises `InputError` if the input changed."""
     if not spec.output.keep_columns:
         return None
-    source = open_source(spec.input, context.objects, context.reader_bytes)
+    given = input_of(context, job, spec)
+    source = open_source(given, context.objects, context.reader_bytes)
     check_same_files(source, job.report)
     schema = _schema_of(source, spec)
     return Kept(schema, source.kept_rows(schema)) if schema.names else None

@@ -31,6 +31,7 @@ from specbatch.pipeline.stages.context import StageContext
 from specbatch.pipeline.stages.kept_columns import kept_columns
 from specbatch.pipeline.stages.remainder import Remainder, write_remainder
 from specbatch.pipeline.stages.reviews import revision_of, with_decisions
+from specbatch.pipeline.stages.tables import input_facts, input_of, table_commit
 from specbatch.pipeline.stages.whole_results import held_back, recorded, rejected_whole
 from specbatch.pipeline.storage.objects import Objects, join
 from specbatch.pipeline.storage.prompts import reader
@@ -97,7 +98,7 @@ def _write(
     reviews = store.reviews(job.job_id)
     rows = with_decisions(rows, reviews, partial(_held_back, context, job, spec))
     with objects.temp_folder() as folder:
-        unread_input = _Unread(context, work, spec)
+        unread_input = _Unread(context, work, job, spec)
         left = None
         if job.cancel_requested:
             unread = () if progress.ingest_done else unread_input
@@ -117,6 +118,7 @@ def _write(
             created=int(job.created_at),
             decode=context.decode(job),
             info=_info(job, spec, store.log_head(job.job_id)) | revision_of(reviews),
+            commit=table_commit(context, held, spec),
             beside=left.files if left is not None else (),
             still_mine=partial(context.lease_keeper.confirm, held),
             kept=kept_columns(context, job, spec),
@@ -160,12 +162,14 @@ class _Unread:
 
     context: StageContext
     work: JobWork
+    job: JobRow
     spec: JobSpec
     format: str | None = None
 
     def __iter__(self) -> Iterator[PlannedGroup]:
         context, spec = self.context, self.spec
-        source = open_source(spec.input, context.objects, context.reader_bytes)
+        given = input_of(context, self.job, spec)
+        source = open_source(given, context.objects, context.reader_bytes)
         self.format = source.format
         checker = context.checker(spec, context.models(spec.verifier))
         yield from plan(source, checker, spec.group_size, self.work.cursor, self.work.next_row)
@@ -243,6 +247,7 @@ def _info(job: JobRow, spec: JobSpec, head: Head) -> dict[str, Any]:
         "spec_sha256": job.spec_digest if job.privacy.is_full else spec.digest(),
         "verification": spec.speculation.verification.value,
         "audit_log": {"number": head.number, "hash": head.hash.hex()},
+        **input_facts(job, spec),
     }
     if (best_by := spec.output.best_by) is not None:
         info |= {"keep_best": spec.output.keep_best, "best_by": best_by.shown(job.privacy.is_full)}

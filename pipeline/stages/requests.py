@@ -25,7 +25,8 @@ from specbatch.schemas.records import (
 )
 from specbatch.schemas.registry import NO_MODELS
 from specbatch.schemas.seeds import retry_seed, sample_seed
-from specbatch.schemas.spec import NO_DRAFT_MODEL, JobSpec
+from specbatch.schemas.spec import JobSpec
+from specbatch.schemas.speculation_spec import NO_DRAFT_MODEL
 from specbatch.schemas.timekeeping import usd_of
 
 GrammarOf = Callable[[str], Grammar]  # of a canonical `response_format`

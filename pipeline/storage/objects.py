@@ -56,7 +56,7 @@ class Objects:
         local: LocalObjects | None = None,
     ):
         self.cipher = cipher
-        self._s3_endpoint_url = s3_endpoint_url
+        self.s3_endpoint_url = s3_endpoint_url
         self._s3_retry_sec = s3_retry_sec
         self._scratch = Path(scratch) if scratch else None
         self._local: ObjectStore = local or LocalObjects()
@@ -127,7 +127,7 @@ class Objects:
         if scheme == "s3":
             from specbatch.pipeline.storage.s3 import S3Objects
 
-            return S3Objects(self._s3_endpoint_url, self._s3_retry_sec)
+            return S3Objects(self.s3_endpoint_url, self._s3_retry_sec)
         if scheme not in READ_ONLY:
             raise ObjectError(
                 f"`{scheme}://` is not supported; use a local path, s3://, "

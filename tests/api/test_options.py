@@ -45,11 +45,18 @@ VALUES: dict[str, Any] = {
     "repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.25,
     "logprobs": True, "top_logprobs": 2, "depth": 4, "sources": ["ngram", "draft-model"],
     "max_depth": 8, "history_tokens": 10, "verification": "rejection", "dtype": "float32",
-    "keep_best": 1, "reuse_outputs": True, "reuse_check": 0.5,
+    "keep_best": 1, "snapshot": 4, "since": 3, "table": "s3://bucket/answers",
+    "reuse_outputs": True, "reuse_check": 0.5,
     "exactness": "fast", "group_size": 3, "name": "nightly", "tenant": "us", "priority": "high",
     "deadline_sec": 5.0, "budget_usd": 1.0, "notify": ["ops"],
     "delimiter": ";", "template": "Say {a}.", "template_kind": "jinja", "system": "Be {kind}.",
 }  # fmt: skip
+
+NEEDS: dict[str, dict[str, Any]] = {  # of an option: what it cannot be without
+    "template_kind": {"template": "{{ a }}"},
+    "snapshot": {"format": "delta"},
+    "since": {"format": "delta"},
+}
 
 
 def command_options() -> set[str]:
@@ -70,7 +77,7 @@ def test_the_options_are_those_of_the_command() -> None:
 
 @pytest.mark.parametrize("name", sorted(SpecOptions.__annotations__))
 def test_an_option_reaches_its_field(name: str) -> None:
-    needs = {"template": "{{ a }}"} if name == "template_kind" else {}
+    needs = NEEDS.get(name, {})
     given = {"verifier": "owner/big", "proposer": "owner/small", **needs, name: VALUES[name]}
     spec = spec_of(asked(None, None, given, RunOptions), "in.parquet", "out")
     assert field(spec, FIELD_OF[name]) == VALUES[name]

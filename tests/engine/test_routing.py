@@ -25,8 +25,9 @@ from specbatch.pipeline.policy.acceptance import Tracks
 from specbatch.pipeline.policy.depth import Controller
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.records import SamplingParams
-from specbatch.schemas.spec import EngineSpec, SpeculationSpec
+from specbatch.schemas.spec import EngineSpec
 from specbatch.schemas.speculation import DecisionAction
+from specbatch.schemas.speculation_spec import SpeculationSpec
 from support.engines import loaded
 from support.grids import pairwise
 from support.models import TinyPair

@@ -31,7 +31,8 @@ from specbatch.schemas.errors import (
 from specbatch.schemas.numeric_class import PATTERN
 from specbatch.schemas.records import SamplingParams
 from specbatch.schemas.settings import Settings
-from specbatch.schemas.spec import NO_DRAFT_MODEL, EngineSpec, SpeculationSpec
+from specbatch.schemas.spec import EngineSpec
+from specbatch.schemas.speculation_spec import NO_DRAFT_MODEL, SpeculationSpec
 from support.tree import ROOT
 
 MODEL = inspect_folder("demo", ROOT / "jobs" / "demo" / "models" / "verifier")

@@ -12,7 +12,16 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "howto",
         "How to",
         (
-            *("install", "inputs", "templates", "python", "nightly-s3", "schedules", "airflow"),
+            *(
+                "install",
+                "inputs",
+                "tables",
+                "templates",
+                "python",
+                "nightly-s3",
+                "schedules",
+                "airflow",
+            ),
             *("dagster", "workers", "observing"),
             *(
                 "openai-batch",

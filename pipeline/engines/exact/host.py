@@ -57,7 +57,8 @@ from specbatch.schemas.errors import (
 from specbatch.schemas.fingerprint import shown
 from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.registry import NO_MODELS
-from specbatch.schemas.spec import EngineSpec, SpeculationSpec, Weights
+from specbatch.schemas.spec import EngineSpec, Weights
+from specbatch.schemas.speculation_spec import SpeculationSpec
 
 if TYPE_CHECKING:
     from specbatch.pipeline.engines.exact.model.parallel import Leader

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import PurePath
 
 from specbatch.schemas.errors import UsageError
-from specbatch.schemas.spec import NO_DRAFT_MODEL
+from specbatch.schemas.speculation_spec import NO_DRAFT_MODEL
 
 DRAFT_MODEL = "draft-model"  # the main one; others are this, `@`, and their folder's name
 

@@ -42,7 +42,8 @@ from specbatch.schemas.errors import (
 from specbatch.schemas.fingerprint import short_digest
 from specbatch.schemas.numeric_class import DTYPES, Serves, digested, engine_key, key_with
 from specbatch.schemas.registry import NO_MODELS
-from specbatch.schemas.spec import NO_DRAFT_MODEL, EngineSpec, SpeculationSpec
+from specbatch.schemas.spec import EngineSpec
+from specbatch.schemas.speculation_spec import NO_DRAFT_MODEL, SpeculationSpec
 
 log = logging.getLogger(__name__)
 

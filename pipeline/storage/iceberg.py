@@ -1,0 +1,283 @@
+"""Iceberg tables, through the library `pyiceberg`, and what it refuses in our words.
+
+The library knows catalogs, metadata and manifests, and writes data files. Data files of inputs are
+decoded by the readers of `pipeline/inputs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from specbatch.pipeline.storage.objects import tidy
+from specbatch.pipeline.storage.tables import JOB, ROWS, Commit, DataFile
+from specbatch.schemas.errors import InputError, ObjectError, UsageError, first_line
+from specbatch.schemas.extras import require_tables_extra
+from specbatch.schemas.table_spec import JOB_COLUMN, iceberg_name
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
+    from pyiceberg.table.snapshots import Snapshot
+
+
+# --- opening ------------------------------------------------------------------------------------
+def iceberg_table(uri: str) -> Table:
+    """The table as its catalog knows it. Raises `InputError` if it does not, `MissingExtraError`,
+    and `ObjectError` if the catalog is out of reach."""
+    table = table_if_there(uri)
+    if table is None:
+        raise InputError(f"{uri} is not there: its catalog has no such table")
+    return table
+
+
+def table_if_there(uri: str) -> Table | None:
+    """The same, and None for a table that the catalog does not know."""
+    from pyiceberg.exceptions import NoSuchTableError
+
+    catalog, name = _catalog(uri)
+    try:
+        with out_of_reach(uri):
+            return catalog.load_table(name)
+    except NoSuchTableError:
+        return None
+
+
+def _catalog(uri: str) -> tuple[Catalog, str]:
+    require_tables_extra("pyiceberg")
+    from pyiceberg.catalog import load_catalog
+
+    catalog, name = iceberg_name(uri)
+    try:
+        with out_of_reach(uri):
+            return load_catalog(catalog), name
+    except (ValueError, ImportError) as error:  # not configured, or a part that it needs is missing
+        raise UsageError(
+            f"pyiceberg cannot open catalog {catalog} of {uri}: {first_line(error, 300)}; its "
+            "properties belong into ~/.pyiceberg.yaml or PYICEBERG_CATALOG__… variables"
+        ) from error
+
+
+@contextmanager
+def out_of_reach(uri: str) -> Iterator[None]:
+    """Errors of the catalog's server and of storage as an `ObjectError`."""
+    from pyiceberg.exceptions import RESTError
+
+    try:
+        yield
+    except (OSError, RESTError) as error:
+        raise ObjectError(
+            f"cannot reach Iceberg table {uri}: {first_line(error, 300)}", passing=True
+        ) from error
+
+
+# --- reading ------------------------------------------------------------------------------------
+def newest_snapshot(uri: str, table: Table) -> int:
+    """Raises `InputError` for a table that nobody has written to."""
+    snapshot = table.current_snapshot()
+    if snapshot is None:
+        raise InputError(f"Iceberg table {uri} has no snapshot: nobody has written to it")
+    return int(snapshot.snapshot_id)
+
+
+def check_readable(uri: str, table: Table, number: int) -> None:
+    """Raise `InputError` for a snapshot that is not there, and for a table whose files cannot be
+    read by the names of their columns."""
+    snapshot = table.snapshot_by_id(number)
+    if snapshot is None:
+        raise InputError(
+            f"snapshot {number} of Iceberg table {uri} is not there: it has expired, or never was; "
+            "name another one, or submit a new job"
+        )
+    ids: dict[str, int] = {}
+    names: dict[int, str] = {}
+    for schema in table.schemas().values():
+        if snapshot.schema_id is not None and schema.schema_id > snapshot.schema_id:
+            continue  # later than all files of the snapshot
+        for field in schema.fields:
+            if ids.setdefault(field.name, field.field_id) != field.field_id or (
+                names.setdefault(field.field_id, field.name) != field.name
+            ):
+                raise InputError(
+                    f"column `{field.name}` of Iceberg table {uri} was renamed, or has replaced "
+                    "another one, which is not read: copy it into a new table"
+                )
+            if getattr(field, "initial_default", None) is not None:
+                raise InputError(
+                    f"column `{field.name}` of Iceberg table {uri} has a default for earlier rows, "
+                    "which is not read: copy it into a new table"
+                )
+
+
+def arrow_schema(table: Table, number: int) -> pa.Schema:
+    """The columns of a snapshot."""
+    return table.scan(snapshot_id=number).projection().as_arrow()
+
+
+def data_files(uri: str, table: Table, number: int) -> list[DataFile]:
+    """The files of a snapshot, in no order. Raises `InputError` for rows that are deleted on
+    reading, and for files that are not Parquet."""
+    try:
+        with out_of_reach(uri):
+            tasks = list(table.scan(snapshot_id=number).plan_files())
+    except (ValueError, NotImplementedError) as error:
+        if "equality delete" not in str(error):
+            raise
+        raise _deleted_on_reading(uri, number) from error
+    if any(getattr(task, "delete_files", None) for task in tasks):
+        raise _deleted_on_reading(uri, number)
+    return [_data_file(uri, table, task.file) for task in tasks]
+
+
+def added_files(uri: str, table: Table, since: int, until: int) -> list[DataFile]:
+    """The files that were added after snapshot `since`, up to snapshot `until`, in no order.
+
+    Compaction adds none. Raises `InputError` where rows were changed or `since` is not before
+    `until`.
+    """
+    from pyiceberg.manifest import ManifestContent, ManifestEntryStatus
+    from pyiceberg.table.snapshots import Operation
+
+    found: dict[str, Any] = {}
+    for snapshot in _between(uri, table, since, until):
+        operation = snapshot.summary.operation if snapshot.summary else Operation.OVERWRITE
+        if operation == Operation.REPLACE:
+            continue
+        if operation == Operation.OVERWRITE:
+            raise InputError(
+                f"snapshot {snapshot.snapshot_id} of Iceberg table {uri} changed rows, so what was "
+                f"added since snapshot {since} is not known: leave since out; reuse_outputs copies "
+                "what was done before"
+            )
+        with out_of_reach(uri):
+            for manifest in snapshot.manifests(table.io):
+                if manifest.added_snapshot_id != snapshot.snapshot_id:
+                    continue
+                if manifest.content == ManifestContent.DELETES:
+                    raise _deleted_on_reading(uri, snapshot.snapshot_id)
+                for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=False):
+                    if entry.snapshot_id != snapshot.snapshot_id:
+                        continue
+                    if entry.status == ManifestEntryStatus.ADDED:
+                        found[entry.data_file.file_path] = entry.data_file
+                    elif entry.status == ManifestEntryStatus.DELETED:
+                        found.pop(entry.data_file.file_path, None)
+    return [_data_file(uri, table, file) for file in found.values()]
+
+
+def _between(uri: str, table: Table, since: int, until: int) -> list[Snapshot]:
+    """The snapshots after one, up to another, in order."""
+    found: list[Snapshot] = []
+    at: int | None = until
+    while at != since:
+        snapshot = None if at is None else table.snapshot_by_id(at)
+        if snapshot is None:
+            raise InputError(
+                f"snapshot {since} of Iceberg table {uri} is not before snapshot {until}, or "
+                "snapshots between them have expired, so what was added since is not known: leave "
+                "since out for one night"
+            )
+        found.append(snapshot)
+        at = snapshot.parent_snapshot_id
+    return found[::-1]
+
+
+def _deleted_on_reading(uri: str, number: int) -> InputError:
+    return InputError(
+        f"snapshot {number} of Iceberg table {uri} has files of deleted rows (merge-on-read), "
+        "which are not read: rewrite its data files, and read the snapshot after that"
+    )
+
+
+def _data_file(uri: str, table: Table, file: Any) -> DataFile:
+    from pyiceberg.transforms import IdentityTransform
+
+    kind = str(getattr(file.file_format, "value", file.file_format)).upper()
+    if kind != "PARQUET":
+        raise InputError(f"Iceberg table {uri} has files of {kind}: only Parquet is read")
+    spec = table.specs()[file.spec_id]
+    schema = table.schema()
+    values = {
+        name: file.partition[at]
+        for at, field in enumerate(spec.fields)
+        if isinstance(field.transform, IdentityTransform)
+        and (name := schema.find_column_name(field.source_id)) is not None
+    }
+    place = tidy(str(file.file_path)).replace("s3a://", "s3://", 1)
+    return DataFile(place, values)
+
+
+# --- writing ------------------------------------------------------------------------------------
+def create(uri: str, schema: pa.Schema, partition_by: Sequence[str]) -> Table:
+    """The table, made if it is missing, with its namespace. Raises as `iceberg_table` does."""
+    if (table := table_if_there(uri)) is not None:
+        return table
+    catalog, name = _catalog(uri)
+    try:
+        with out_of_reach(uri):
+            catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
+            made = catalog.create_table_if_not_exists(name, schema=schema)
+            if partition_by:
+                with made.update_spec() as update:
+                    for column in partition_by:
+                        update.add_identity(column)
+            return catalog.load_table(name)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise UsageError(f"cannot make Iceberg table {uri}: {first_line(error, 300)}") from error
+
+
+def committed(table: Table, commit: Commit) -> tuple[bool, int | None]:
+    """Whether the job has committed anything, and the snapshot that has these very rows."""
+    ours = [
+        (int(one.snapshot_id), one.summary.additional_properties.get(ROWS))
+        for one in sorted(table.snapshots(), key=lambda one: one.sequence_number or 0)
+        if one.summary is not None and one.summary.additional_properties.get(JOB) == commit.job_id
+    ]
+    if not ours:
+        return False, None
+    number, rows = ours[-1]  # a commit may consist of several snapshots
+    return True, number if rows == commit.rows_sha256 else None
+
+
+def write(
+    uri: str,
+    table: Table,
+    commit: Commit,
+    tables: Callable[[], Iterator[pa.Table]],
+    replaces: bool,
+    key: Sequence[str] = (),
+) -> int:
+    """Commit rows in one transaction: appended, merged by a key, or in the place of those that the
+    job has committed before.
+
+    Returns the snapshot. Raises `UsageError`, and `ObjectError` where another try may help.
+    """
+    import pyarrow as pa
+    from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+
+    properties = commit.properties
+    # The library would repeat a commit that lost a race, without looking whether the winner was
+    # another publication of this job. Who calls us looks, and then tries again.
+    once = {**table.metadata.properties, "commit.retry.num-retries": "0"}
+    table.metadata = table.metadata.model_copy(update={"properties": once})
+    try:
+        with out_of_reach(uri), table.transaction() as transaction:
+            if key:
+                whole = pa.concat_tables(tables())
+                transaction.upsert(whole, join_cols=list(key), snapshot_properties=properties)
+            else:
+                if replaces:
+                    ours = f"{JOB_COLUMN} == '{commit.job_id}'"
+                    transaction.delete(ours, snapshot_properties=properties)
+                for rows in tables():
+                    transaction.append(rows, snapshot_properties=properties)
+    except (CommitFailedException, CommitStateUnknownException) as error:
+        raise ObjectError(
+            f"another writer was faster at Iceberg table {uri}: {first_line(error, 300)}",
+            passing=True,
+        ) from error
+    except (ValueError, TypeError) as error:
+        raise ObjectError(f"Iceberg table {uri} takes no rows: {first_line(error, 300)}") from error
+    return newest_snapshot(uri, table)

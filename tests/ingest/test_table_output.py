@@ -1,0 +1,401 @@
+"""Tables as outputs: the finished rows of a job, committed once, whoever dies in between."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from ingest.making import completion
+
+from specbatch.pipeline.outputs.outputs import Manifest, OutputWriter, read_manifest
+from specbatch.pipeline.outputs.table_output import commit_rows, prepare, table_schema
+from specbatch.pipeline.storage import delta, iceberg
+from specbatch.pipeline.storage.objects import Objects
+from specbatch.pipeline.storage.tables import Commit
+from specbatch.schemas.arrow import OUTPUT
+from specbatch.schemas.errors import FencedError, ObjectError, OutputError
+from specbatch.schemas.records import CompletionRecord, FinishReason, RejectedRow
+from specbatch.schemas.table_spec import TableSpec
+from support import forks, tables
+from support.tables import rows_of
+
+JOB = "0198f3a1b2c"
+BAD = completion(3, finish_reason=FinishReason.ERROR, error="it failed")
+HELD = completion(4, finish_reason=FinishReason.REVIEW)
+FINISHED = [completion(0), completion(0, 1), completion(2, finish_reason=FinishReason.LENGTH)]
+DONE = [*FINISHED, BAD, HELD]
+REJECTED = [RejectedRow(1, None, "bad_json", "no JSON")]
+
+
+def publish(
+    folder: Path,
+    spec: TableSpec,
+    records: Sequence[CompletionRecord] = DONE,
+    job_id: str = JOB,
+    objects: Objects | None = None,
+    output: str = "",
+) -> Manifest:
+    """As the stage does it: parts, commit, manifest."""
+    objects, uri = objects or Objects(), output or str(folder / f"out-{job_id}")
+    writer = OutputWriter(objects, uri, job_id, rows_per_part=2)
+
+    def commit(parts: Sequence[Any]) -> dict[str, Any]:
+        done = commit_rows(spec, objects, job_id, uri, parts)
+        return {"table": {"rows": done.rows, "snapshot": done.snapshot}}
+
+    return writer.write(records, REJECTED, commit=commit)
+
+
+def committed(manifest: Manifest) -> tuple[int, int | None]:
+    return manifest.info["table"]["rows"], manifest.info["table"]["snapshot"]
+
+
+def places(rows: Sequence[dict[str, Any]]) -> list[tuple[int, int, str, str]]:
+    return sorted((r["row_index"], r["sample_index"], r["text"], r["job"]) for r in rows)
+
+
+EXPECTED = [(r.row_index, r.sample_index, r.text, JOB) for r in FINISHED]
+
+
+# --- Delta --------------------------------------------------------------------------------------
+def test_finished_rows_are_appended_and_the_manifest_names_the_version(tmp_path: Path) -> None:
+    table = TableSpec(uri=str(tmp_path / "t"))
+    manifest = publish(tmp_path, table)
+    assert committed(manifest) == (3, 1)
+    assert read_manifest(str(tmp_path / f"out-{JOB}")) == manifest
+    assert places(rows_of(tmp_path / "t", 1)) == EXPECTED
+    row = next(r for r in rows_of(tmp_path / "t") if r["row_index"] == 2)
+    assert (row["finish_reason"], row["token_ids"], row["id"]) == ("length", [5, 6, 2], "r2")
+    assert publish(tmp_path, table, job_id="b").info["table"]["snapshot"] == 2
+    assert len(rows_of(tmp_path / "t")) == 6
+
+
+def test_duckdb_reads_what_was_committed(tmp_path: Path) -> None:
+    """Through pyarrow: its own extension for Delta has to be downloaded."""
+    publish(tmp_path, TableSpec(uri=str(tmp_path / "t")))
+    answers = DeltaTable(tmp_path / "t").to_pyarrow_dataset()  # noqa: F841 - DuckDB finds it by name
+    found = duckdb.sql("SELECT id, text, len(token_ids) FROM answers ORDER BY ALL").fetchall()
+    assert found == [("r0", "text 0/0", 3), ("r0", "text 0/1", 3), ("r2", "text 2/0", 3)]
+
+
+def test_a_publication_that_is_repeated_commits_nothing(tmp_path: Path) -> None:
+    table = TableSpec(uri=str(tmp_path / "t"))
+    first = publish(tmp_path, table)
+    publish(tmp_path, table, job_id="b")
+    again = publish(tmp_path, table)
+    assert committed(again) == committed(first)
+    assert DeltaTable(tmp_path / "t").version() == 2
+
+
+def test_other_rows_of_the_same_job_replace_the_earlier_ones(tmp_path: Path) -> None:
+    table = TableSpec(uri=str(tmp_path / "t"))
+    publish(tmp_path, table)
+    publish(tmp_path, table, job_id="b")
+    mended = [*FINISHED, completion(3), HELD]
+    assert committed(publish(tmp_path, table, mended)) == (4, 3)
+    found = places(rows_of(tmp_path / "t"))
+    assert [row for row in found if row[3] == JOB] == [*EXPECTED, (3, 0, "text 3/0", JOB)]
+    assert len([row for row in found if row[3] == "b"]) == 3
+    assert committed(publish(tmp_path, table, mended)) == (4, 3)
+    assert committed(publish(tmp_path, table, DONE)) == (3, 4), "and back"
+
+
+def test_a_job_without_finished_rows_commits_nothing(tmp_path: Path) -> None:
+    table = TableSpec(uri=str(tmp_path / "t"))
+    assert committed(publish(tmp_path, table, [BAD])) == (0, None)
+    assert rows_of(tmp_path / "t") == []
+    assert DeltaTable(tmp_path / "t").version() == 0
+
+
+def test_merging_replaces_rows_with_the_same_key(tmp_path: Path) -> None:
+    table = TableSpec(uri=str(tmp_path / "t"), mode="merge")
+    assert committed(publish(tmp_path, table)) == (3, 1)
+    later = [completion(0, text="better"), completion(5)]
+    assert committed(publish(tmp_path, table, later, job_id="b")) == (2, 2)
+    assert places(rows_of(tmp_path / "t")) == [
+        (0, 0, "better", "b"), (0, 1, "text 0/1", JOB), (2, 0, "text 2/0", JOB),
+        (5, 0, "text 5/0", "b"),
+    ]  # fmt: skip
+    assert committed(publish(tmp_path, table, later, job_id="b")) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        (["id"], "two rows have the same id, which is output.table.key"),
+        (["proposer"], "a row has null in `proposer` of output.table.key"),
+        (["topic"], "output.table.key names column `topic`, which the output does not have"),
+    ],
+)
+def test_a_key_that_names_no_row_is_refused(tmp_path: Path, key: list[str], words: str) -> None:
+    table = TableSpec(uri=str(tmp_path / "t"), mode="merge", key=tuple(key))
+    rows = [completion(0, proposer=None), completion(0, 1, proposer=None)]
+    with pytest.raises(OutputError, match=words):
+        publish(tmp_path, table, rows)
+
+
+def test_a_table_is_made_with_partitions(tmp_path: Path) -> None:
+    publish(tmp_path, TableSpec(uri=str(tmp_path / "t"), partition_by=("finish_reason",)))
+    assert DeltaTable(tmp_path / "t").metadata().partition_columns == ["finish_reason"]
+    assert places(rows_of(tmp_path / "t")) == EXPECTED
+    with pytest.raises(OutputError, match="partition_by names column `topic`"):
+        prepare(
+            TableSpec(uri=str(tmp_path / "u"), partition_by=("topic",)), Objects(), OUTPUT, True
+        )
+
+
+def test_a_table_with_more_columns_gets_null_in_them(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t")
+    wider = table_schema(OUTPUT).insert(0, pa.field("loaded_by", pa.string()))
+    DeltaTable.create(uri, wider)
+    for mode in ("append", "merge"):
+        publish(tmp_path, TableSpec(uri=uri, mode=mode), job_id=mode)  # type: ignore[arg-type]  # a parameter
+    found = rows_of(tmp_path / "t")
+    assert {row["loaded_by"] for row in found} == {None}
+    assert len(found) == 3, "merged into the same rows"
+
+
+def test_a_table_that_cannot_take_the_rows_is_refused_before_the_job(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t")
+    write_deltalake(uri, pa.table({"id": ["a"]}))
+    with pytest.raises(OutputError, match=f"Delta table {uri} has no column `row_index`: add it"):
+        prepare(TableSpec(uri=uri), Objects(), OUTPUT, makes=False)
+    other = table_schema(OUTPUT)
+    place = other.get_field_index("text")
+    DeltaTable.create(f"{uri}-2", other.set(place, pa.field("text", pa.int64())))
+    with pytest.raises(OutputError, match=r"column `text` of .* is int64, and the output's is str"):
+        prepare(TableSpec(uri=f"{uri}-2"), Objects(), OUTPUT, makes=False)
+    DeltaTable.create(f"{uri}-3", other.append(pa.field("must", pa.string(), nullable=False)))
+    with pytest.raises(OutputError, match=r"column `must` of .* must not be null"):
+        prepare(TableSpec(uri=f"{uri}-3"), Objects(), OUTPUT, makes=False)
+    with pytest.raises(OutputError, match="column `job` of the input cannot be kept"):
+        prepare(
+            TableSpec(uri=f"{uri}-4"), Objects(), OUTPUT.append(pa.field("job", pa.string())), True
+        )
+    for kind, words in ((pa.uint64(), "a table"), (pa.duration("s"), "Delta table .*")):
+        wide = OUTPUT.append(pa.field("big", kind))
+        with pytest.raises(OutputError, match=rf"column `big` is .*, which {words} cannot hold"):
+            prepare(TableSpec(uri=f"{uri}-4"), Objects(), wide, makes=False)
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "notes.txt").write_text("x")
+    with pytest.raises(OutputError, match="holds files, and no Delta table"):
+        prepare(TableSpec(uri=str(tmp_path / "files")), Objects(), OUTPUT, makes=False)
+    assert prepare(TableSpec(uri=f"{uri}-5"), Objects(), OUTPUT, makes=False) is None
+    assert not Path(f"{uri}-5").exists(), "a check leaves nothing behind"
+
+
+def test_columns_of_many_types_are_kept(tmp_path: Path) -> None:
+    inner = pa.struct([("f", pa.date64())])
+    kept = [
+        *(("a", pa.uint8()), ("b", pa.timestamp("ns", "Europe/Paris")), ("c", pa.large_string())),
+        *(("d", pa.dictionary(pa.int32(), pa.string())), ("e", pa.list_(inner))),
+        ("g", pa.timestamp("s")),
+    ]
+    columns = pa.schema([*OUTPUT, *(pa.field(name, kind) for name, kind in kept)])
+    spec = TableSpec(uri=str(tmp_path / "t"))
+    made = prepare(spec, Objects(), columns, makes=True)
+    assert prepare(spec, Objects(), columns, makes=False).version() == made.version() == 0
+
+
+def test_of_two_publishers_at_once_one_commits(tmp_path: Path) -> None:
+    """One was frozen after it had looked, and wakes up when the other is done."""
+    spec = TableSpec(uri=str(tmp_path / "t"))
+    frozen = prepare(spec, Objects(), OUTPUT, makes=True)
+    publish(tmp_path, spec)
+    schema = delta.arrow_schema(frozen)
+    for number in (commit_of(rows_of(tmp_path / "t"), spec), Commit(JOB, "f" * 64)):
+        assert delta.committed(frozen, number) == (False, None)
+        with pytest.raises(ObjectError, match="another writer was faster") as caught:
+            delta.append(spec.uri, frozen, number, schema, schema.empty_table().to_batches, False)
+        assert caught.value.passing
+    assert len(rows_of(tmp_path / "t")) == 3
+
+
+def commit_of(_: Any, spec: TableSpec) -> Commit:
+    """What the job has committed."""
+    found = DeltaTable(spec.uri).history()[0]
+    return Commit(found["specbatch_job"], found["specbatch_rows_sha256"])
+
+
+def test_a_worker_that_lost_its_lease_commits_nothing(tmp_path: Path) -> None:
+    spec = TableSpec(uri=str(tmp_path / "t"))
+
+    def lost() -> None:
+        raise FencedError("another one has it")
+
+    with pytest.raises(FencedError):
+        commit_rows(spec, Objects(), JOB, str(tmp_path), [], lost)
+    assert not (tmp_path / "t").exists()
+
+
+PUBLISH = """
+import os, signal, sys
+from pathlib import Path
+from ingest.test_table_output import JOB, publish
+from specbatch.pipeline.outputs import table_output
+from specbatch.pipeline.storage import delta, iceberg
+from specbatch.schemas import crash_points
+from specbatch.schemas.crash_points import CrashPoint
+from specbatch.schemas.table_spec import TableSpec
+
+folder, point, uri, mode = Path(sys.argv[1]), *sys.argv[2:5]
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def before(name, module):
+    setattr(module, name, lambda *_, **__: die())
+
+if point == "manifest":
+    crash_points.arm(lambda at: die() if at is CrashPoint.MANIFEST else None)
+elif point == "commit":
+    for name, module in (("append", delta), ("merge", delta), ("write", iceberg)):
+        before(name, module)
+elif point == "midst":
+    whole = table_output._Rows._finished
+    def some(self, columns, part=None):
+        for number, batch in enumerate(whole(self, columns, part)):
+            if columns is None and number:
+                die()
+            yield batch
+        if columns is None and part:
+            die()
+    table_output._Rows._finished = some
+publish(folder, TableSpec(uri=uri, mode=mode))
+"""
+
+
+def publish_and_die(folder: Path, point: str, uri: str, mode: str, **environment: str) -> None:
+    done = forks.run(
+        *("-c", PUBLISH, str(folder), point, uri, mode),
+        environment=environment,
+        cwd=folder,
+        timeout=120,
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+
+
+@pytest.mark.pipeline
+@pytest.mark.parametrize("mode", ["append", "merge"])
+def test_a_job_that_is_killed_commits_once(tmp_path: Path, mode: Any) -> None:
+    spec = TableSpec(uri=str(tmp_path / "t"), mode=mode)
+    for point in ("midst", "commit", "manifest", "manifest"):
+        publish_and_die(tmp_path, point, spec.uri, mode)
+        is_committed = point == "manifest"
+        assert places(rows_of(tmp_path / "t")) == (EXPECTED if is_committed else [])
+        assert not (tmp_path / f"out-{JOB}" / "manifest.json").exists()
+    assert committed(publish(tmp_path, spec)) == (3, 1)
+    assert places(rows_of(tmp_path / "t")) == EXPECTED
+
+
+IN_S3 = """
+import sys
+from pathlib import Path
+from deltalake import DeltaTable
+from ingest.test_table_output import FINISHED, committed, completion, publish
+from specbatch.pipeline.storage import delta
+from specbatch.pipeline.storage.objects import Objects
+from specbatch.schemas.table_spec import TableSpec
+
+bucket, endpoint = sys.argv[1:]
+s3, spec = Objects(endpoint), TableSpec(uri=f"{bucket}/lake/answers")
+runs = ([], [], [completion(3)])
+found = [publish(Path(), spec, [*FINISHED, *more], objects=s3, output=f"{bucket}/out")
+         for more in runs]
+options = delta.storage_options(spec.uri, s3)
+print(*map(committed, found), DeltaTable(spec.uri, storage_options=options).count())
+"""
+
+
+@pytest.mark.usefixtures("s3")
+def test_a_table_in_s3_gets_rows(bucket: str, s3_server: str, tmp_path: Path) -> None:
+    """In a process of its own: the library lists while it holds Python's lock, which a server in
+    this process would wait for."""
+    done = forks.run("-c", IN_S3, bucket, s3_server, environment={}, cwd=tmp_path, timeout=120)
+    assert done.stdout == "(3, 1) (3, 1) (4, 2) 4\n", done.stderr
+
+
+# --- Iceberg ------------------------------------------------------------------------------------
+ANSWERS = f"iceberg://{tables.CATALOG}/lake.answers"
+
+
+@pytest.fixture
+def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    return tables.iceberg_catalog(tmp_path / "lake", monkeypatch)
+
+
+def answers(catalog: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = catalog.load_table("lake.answers").scan().to_arrow().to_pylist()
+    return found
+
+
+def test_iceberg_gets_finished_rows_once(tmp_path: Path, catalog: Any) -> None:
+    spec = TableSpec(uri=ANSWERS)
+    first = publish(tmp_path, spec)
+    assert committed(first) == (
+        3,
+        catalog.load_table("lake.answers").current_snapshot().snapshot_id,
+    )
+    assert places(answers(catalog)) == EXPECTED
+    publish(tmp_path, spec, job_id="b")
+    assert committed(publish(tmp_path, spec)) == committed(first)
+    assert len(answers(catalog)) == 6
+    mended = [*FINISHED, completion(3)]
+    assert committed(publish(tmp_path, spec, mended))[0] == 4
+    found = places(answers(catalog))
+    assert [row for row in found if row[3] == JOB] == [*EXPECTED, (3, 0, "text 3/0", JOB)]
+    assert len(found) == 7
+    whole = catalog.load_table("lake.answers").scan().to_arrow()  # noqa: F841 - DuckDB finds it by name
+    assert duckdb.sql("SELECT count(*) FROM whole WHERE job = 'b'").fetchall() == [(3,)]
+
+
+def test_of_two_publishers_to_iceberg_one_commits(tmp_path: Path, catalog: Any) -> None:
+    """The library would repeat the commit of the one that wakes up too late."""
+    spec = TableSpec(uri=ANSWERS)
+    frozen = prepare(spec, Objects(), OUTPUT, makes=True)
+    publish(tmp_path, spec)
+    again = Commit(JOB, "f" * 64)
+    assert iceberg.committed(frozen, again) == (False, None)
+    rows = catalog.load_table("lake.answers").scan().to_arrow()
+    with pytest.raises(ObjectError, match="another writer was faster") as caught:
+        iceberg.write(spec.uri, frozen, again, lambda: iter([rows]), False)
+    assert caught.value.passing
+    assert places(answers(catalog)) == EXPECTED
+    assert "commit.retry.num-retries" not in catalog.load_table("lake.answers").properties
+
+
+def test_iceberg_merges_rows_by_key(tmp_path: Path, catalog: Any) -> None:
+    spec = TableSpec(uri=ANSWERS, mode="merge", partition_by=("finish_reason",))
+    publish(tmp_path, spec)
+    later = [completion(0, text="better"), completion(5)]
+    assert committed(publish(tmp_path, spec, later, job_id="b"))[0] == 2
+    assert places(answers(catalog)) == [
+        (0, 0, "better", "b"), (0, 1, "text 0/1", JOB), (2, 0, "text 2/0", JOB),
+        (5, 0, "text 5/0", "b"),
+    ]  # fmt: skip
+    [field] = catalog.load_table("lake.answers").spec().fields
+    assert field.name == "finish_reason"
+
+
+def test_iceberg_tables_of_other_columns_are_refused(tmp_path: Path, catalog: Any) -> None:
+    catalog.create_table("lake.answers", schema=pa.schema([("id", pa.int64())]))
+    with pytest.raises(OutputError, match=r"column `id` of Iceberg table .* is int64, and"):
+        prepare(TableSpec(uri=ANSWERS), Objects(), OUTPUT, makes=False)
+    assert committed(publish(tmp_path, TableSpec(uri=f"{ANSWERS}2"), [BAD])) == (0, None)
+
+
+@pytest.mark.pipeline
+def test_a_job_that_is_killed_commits_to_iceberg_once(tmp_path: Path, catalog: Any) -> None:
+    environment = tables.environment(tmp_path / "lake")
+    for point in ("midst", "commit", "manifest", "manifest"):
+        publish_and_die(tmp_path, point, ANSWERS, "append", **environment)
+        assert places(answers(catalog)) == (EXPECTED if point == "manifest" else [])
+    before = catalog.load_table("lake.answers").current_snapshot().snapshot_id
+    assert committed(publish(tmp_path, TableSpec(uri=ANSWERS))) == (3, before)
+    assert places(answers(catalog)) == EXPECTED
