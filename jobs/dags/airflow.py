@@ -39,6 +39,7 @@ from specbatch.jobs.dags.attaching import (
     remedy,
     revive,
     wait,
+    with_input,
 )
 from specbatch.schemas.errors import SpecError, UsageError
 from specbatch.schemas.spec import JobSpec
@@ -96,7 +97,7 @@ class SpecbatchOperator(BaseOperator):
         try:
             spec = self._job_spec(context)
             client = SpecbatchHook(self.conn_id).get_conn()
-            place = place_of(context)
+            place = with_input(client, spec, place_of(context))
             job_id = attach(client, spec, place, self.on_partial)
         except UsageError as error:  # every try would fail
             raise AirflowFailException(str(error)) from error

@@ -62,7 +62,7 @@ def text_source(
 
 def find_files(spec: InputSpec, objects: Objects) -> tuple[list[ObjectInfo], Format]:
     """The input's files and their format. Raises as `open_source` does; needs no pyarrow."""
-    files = _find(spec, objects)
+    files = list_files(spec, objects)
     _check_read_once(files)
     name = _format(spec, files, objects)
     if spec.delimiter is not None and name != "csv":
@@ -76,7 +76,8 @@ _BUCKETS = ("s3", "gs", "az", "abfs")
 
 
 # --- finding files ------------------------------------------------------------------------------
-def _find(spec: InputSpec, objects: Objects) -> list[ObjectInfo]:
+def list_files(spec: InputSpec, objects: Objects) -> list[ObjectInfo]:
+    """The input's files, in the order in which they are read. Raises as `open_source` does."""
     uri = tidy(spec.uri)
     scheme, _, place = uri.rpartition("://")
     if scheme in _BUCKETS and "/" not in place:
