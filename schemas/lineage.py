@@ -6,6 +6,7 @@ prompt or of an output: names of files and columns, types, counts and digests.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Mapping
@@ -16,6 +17,8 @@ from typing import Annotated, Any, NamedTuple
 from uuid import UUID
 
 from pydantic import AfterValidator
+
+log = logging.getLogger(__name__)
 
 TARGET = "(openlineage)"  # of its notifications; names of other targets have no parentheses
 INPUT, OUTPUT = "lineage_input", "lineage_output"  # keys of a job's report
@@ -119,6 +122,17 @@ def parent_in(text: str | None) -> Parent | None:
     except ValueError:
         return None
     return Parent(*found.groups())
+
+
+def parent_here() -> str | None:
+    """The parent that this process's environment names; None: none, or nothing of that form."""
+    named = os.environ.get(PARENT_VARIABLE)
+    if not named:
+        return None
+    if parent_in(named) is None:  # it may be meant for another program: the job does without
+        log.warning("%s is not NAMESPACE/JOB NAME/RUN ID with a UUID: left out", PARENT_VARIABLE)
+        return None
+    return named
 
 
 def _check_parent(value: str | None) -> str | None:

@@ -5,8 +5,6 @@ The commands use it, and so does everything that runs inside another scheduler.
 
 from __future__ import annotations
 
-import logging
-import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +20,7 @@ from specbatch.schemas.backlog import is_interrupted
 from specbatch.schemas.errors import UsageError, WaitTimeoutError
 from specbatch.schemas.fingerprint import Models
 from specbatch.schemas.job_progress import JobProgress
-from specbatch.schemas.lineage import PARENT_VARIABLE, parent_in
+from specbatch.schemas.lineage import parent_here
 from specbatch.schemas.policies import Decided, Place
 from specbatch.schemas.records import (
     PRIORITIES,
@@ -33,8 +31,6 @@ from specbatch.schemas.records import (
     Stage,
 )
 from specbatch.schemas.spec import JobSpec
-
-log = logging.getLogger(__name__)
 
 Enqueue = Callable[[DueWork], None]  # sends a work message for the unit
 
@@ -77,7 +73,9 @@ class Client:
         return job, created
 
     def _create(self, spec: JobSpec, idempotency_key: str | None) -> tuple[JobRow, bool]:
-        job_id, spec = new_job_id(), _with_parent(spec)
+        job_id = new_job_id()
+        if spec.lineage_parent is None:
+            spec = spec.model_copy(update={"lineage_parent": parent_here()})
         order = self._privacy.as_stored(
             NewJob(
                 job_id=job_id,
@@ -216,17 +214,6 @@ class Client:
     def _enqueue_due(self, job_id: str) -> None:
         for work in self._store.due(job_id=job_id):
             self._enqueue(work)
-
-
-def _with_parent(spec: JobSpec) -> JobSpec:
-    """The spec with the run that the environment names as its parent, unless it names one."""
-    named = os.environ.get(PARENT_VARIABLE)
-    if spec.lineage_parent is not None or not named:
-        return spec
-    if parent_in(named) is None:  # it may be meant for another program: the job does without
-        log.warning("%s is not NAMESPACE/JOB NAME/RUN ID with a UUID: left out", PARENT_VARIABLE)
-        return spec
-    return spec.model_copy(update={"lineage_parent": named})
 
 
 def new_job_id() -> str:
