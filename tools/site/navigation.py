@@ -13,7 +13,7 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "How to",
         (
             *("install", "inputs", "templates", "python", "nightly-s3", "schedules", "airflow"),
-            *("dagster", "lineage", "workers", "observing"),
+            *("dagster", "prefect", "lineage", "workers", "observing"),
             *(
                 "openai-batch",
                 "serve",
