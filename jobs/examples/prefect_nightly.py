@@ -16,7 +16,7 @@ summarise = specbatch_job.with_options(
 @task
 def report(outcome: dict) -> float:
     """The cost of the run, from the outcome of the job."""
-    return outcome["cost_usd"]
+    return float(outcome["cost_usd"])
 
 
 @flow
@@ -34,7 +34,8 @@ def nightly(day: str) -> float:
         on_partial="succeed",  # some rows of a run may fail
         poll_sec=1.0,
     )
-    return report(outcome)
+    cost: float = report(outcome)
+    return cost
 
 
 if __name__ == "__main__":
