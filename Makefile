@@ -28,7 +28,7 @@ test: $(VENV)/.dev ## check, and the pipeline on real Redis, PostgreSQL and S3, 
 	@tools/setup/ensure-servers
 	@tools/setup/run-checks --tier unit,pipeline $(ARGS)
 
-test-integrations: $(VENV)/.dev ## Airflow, Dagster, a browser, the docs' commands, Alertmanager, RabbitMQ, TLS
+test-integrations: $(VENV)/.dev ## Airflow, Dagster, Prefect, a browser, the docs' commands, Alertmanager, RabbitMQ, TLS
 	@tools/setup/ensure-servers integrations
 	@PYTHON=$(BIN)/python tools/setup/dag-venvs
 	@tools/setup/run-tests --tier integration $(ARGS)
@@ -149,7 +149,7 @@ clean: ## remove caches, build leftovers and the demo's output
 	@find . -path "./$(VENV)*" -prune -o -name __pycache__ -type d -exec rm -rf {} +
 
 distclean: clean ## also remove .venv and those beside it
-	@rm -rf $(VENV) $(VENV)-airflow $(VENV)-dagster $(VENV)-light $(VENV)-vllm $(VENV)-*.lock
+	@rm -rf $(VENV) $(VENV)-airflow $(VENV)-dagster $(VENV)-prefect $(VENV)-light $(VENV)-vllm $(VENV)-*.lock
 
 $(BIN)/python:
 	@tools/setup/make-venv "$(PYTHON)" $(VENV)

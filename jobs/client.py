@@ -13,18 +13,23 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from specbatch.jobs.cli.connect import check_broker_url, load_settings
 from specbatch.pipeline.bootstrap import make_client, make_store, patient
+from specbatch.pipeline.inputs.contract import INPUT_FILES, files_digest
+from specbatch.pipeline.inputs.sources import list_files
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.operations.spec_input import build_spec, parse_spec, resolved_spec
 from specbatch.pipeline.runtime.client import Client
+from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.audit import MANIFEST_NAME, data_uri
+from specbatch.schemas.errors import UsageError
 from specbatch.schemas.records import JobState
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec
@@ -111,9 +116,13 @@ class Outcome:
 class JobClient:
     """The jobs of one store. Close it, or use it in a `with`."""
 
-    def __init__(self, store: Store, client: Client) -> None:
+    def __init__(
+        self, store: Store, client: Client, objects: Callable[[], Objects] = Objects
+    ) -> None:
+        """`objects` opens what holds the inputs, when it is first needed."""
         self._store = store
         self._client = client
+        self._objects = cache(objects)
 
     def submit(self, spec: Spec, key: str | None = None, base: Path | None = None) -> Ticket:
         """Submit a job, or find the one that this key made before: it is never done twice.
@@ -129,6 +138,25 @@ class JobClient:
         """The id of the tenant's job that was submitted with this key; None: there is none."""
         job = self._client.find(tenant, key)
         return None if job is None else job.job_id
+
+    def input_version(self, spec: JobSpec) -> str | None:
+        """A digest of the names and versions (ETags, or sizes and times) of the input's files.
+
+        None where they are not there, or this process may not or cannot list them, and for a
+        table: its job has pinned a snapshot, and reads no other. Raises `ObjectError` for a store
+        of objects that may answer later.
+        """
+        if spec.input.table is not None:
+            return None
+        try:
+            return files_digest(list_files(spec.input, self._objects()))
+        except UsageError:
+            return None
+
+    def version_read(self, job_id: str) -> str | None:
+        """The same of the files that a job has read; None before it has opened them."""
+        version = self._client.job(job_id).report.get(INPUT_FILES)
+        return None if version is None else str(version)
 
     def poll(self, job_id: str) -> Standing:
         """How the job stands: one look at one row. Raises `JobNotFoundError`, `StoreError`."""
@@ -209,7 +237,8 @@ def open_client(settings: Settings | None = None, **values: Any) -> JobClient:
     from specbatch.workers.app import make_enqueue
 
     store = make_store(settings)
-    return JobClient(store, make_client(settings, patient(make_enqueue(app)), store))
+    client = make_client(settings, patient(make_enqueue(app)), store)
+    return JobClient(store, client, lambda: Objects.of_settings(settings))
 
 
 def as_spec(spec: Spec, base: Path | None = None) -> JobSpec:

@@ -23,6 +23,7 @@ from specbatch.pipeline.observe.tracing.tracing import UNTRACED, TraceOptions, T
 from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.pipeline.runtime.client import Client, Enqueue
 from specbatch.pipeline.runtime.leases import LeaseKeeper, owner_here
+from specbatch.pipeline.runtime.lineage import LAST_SEC, make_lineage
 from specbatch.pipeline.runtime.metering import counted, kv_blocks, metered
 from specbatch.pipeline.runtime.notifier import Notifier
 from specbatch.pipeline.runtime.outage import Outage
@@ -31,6 +32,7 @@ from specbatch.pipeline.runtime.snapshots import spec_at_submission
 from specbatch.pipeline.runtime.sweeper import QueueLength, Requeuer, Sweeper, unknown
 from specbatch.pipeline.runtime.work_stealing import WorkStealer
 from specbatch.pipeline.storage.objects import ASKED_RETRY_SEC, Objects
+from specbatch.schemas import lineage
 from specbatch.schemas.draft_switches import DraftSwitch, OffHere, SwitchScope
 from specbatch.schemas.encryption import Cipher
 from specbatch.schemas.errors import DeviceLostError, MissingExtraError, UsageError
@@ -81,6 +83,7 @@ def make_store(settings: Settings, actor: str | None = None) -> Store:
         weights=settings.tenant_weights,
         cipher=Cipher.of_setting(settings.encryption_key),
         actor=actor or settings.actor or None,
+        lineage=lineage.is_told_here(),
     )
 
 
@@ -333,6 +336,7 @@ def make_worker(
     anchoring = None if anchors is None else Anchoring(store, anchors)
     silence_sec = LEASES_OF_SILENCE * settings.lease_sec
     drafts_beside = verifying is not None and verifying.draft_model is not None
+    told = make_lineage(settings.docs_url)
     context = StageContext(
         store=store,
         objects=objects,
@@ -360,6 +364,7 @@ def make_worker(
         anchoring=anchoring,
         only_job=only_job,
         outage=outage,
+        tells_lineage=told is not None,
     )
     refiller = None
     if proposing is not None:
@@ -387,6 +392,9 @@ def make_worker(
         background.append(anchoring)
     if settings.notify_file:
         background.append(Notifier(store, load_targets(settings.notify_file), only_job))
+    if told is not None:
+        # Beside the other: a target that does not answer delays none of the other kind.
+        background.append(Notifier(store, {lineage.TARGET: told}, only_job, last_sec=LAST_SEC))
     if verifier is not None and verifying is not None and only_job is None:
         every_sec = settings.lease_sec / 3  # as leases are prolonged
         background.append(WorkStealer(store, lease_keeper, verifier, owner, every_sec, serves))

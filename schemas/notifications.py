@@ -24,6 +24,7 @@ _ADDRESS = r"^[^\s@,;<>]+@[^\s@,;<>]+$"
 class Event(StrEnum):
     """What happened to a job."""
 
+    STARTED = "started"  # its input is open; only lineage tells it
     DONE = "done"
     PARTIAL = "partial"  # published, and some rows have no completion
     FAILED = "failed"
@@ -31,11 +32,15 @@ class Event(StrEnum):
     STOPPED = "stopped"  # its deadline or budget is reached: it ends soon
 
 
+TOLD = tuple(event for event in Event if event is not Event.STARTED)  # to targets of the file
+ENDS = (Event.DONE, Event.PARTIAL, Event.FAILED, Event.CANCELLED)
+
+
 class Due(NamedTuple):
     """One notification that is to be sent now."""
 
     job_id: str
-    number: int  # of the event's entry in the job's audit log
+    number: int  # of the event's entry in the job's audit log; 0: it has none
     target: str
     event: Event
     at: float  # of the event, in seconds since the epoch
@@ -51,6 +56,7 @@ class Due(NamedTuple):
 class NotificationRow:
     """One notification in the store."""
 
+    number: int  # of the event's entry in the job's audit log; 0: it has none
     target: str
     event: Event
     at: float
@@ -71,7 +77,7 @@ class Target(BaseModel):
     email: tuple[Annotated[str, Field(pattern=_ADDRESS)], ...] = ()
     smtp: str | None = Field(default=None, pattern=r"^smtps?://[^\s]+$")
     sender: str | None = Field(default=None, pattern=_ADDRESS)
-    events: tuple[Event, ...] = tuple(Event)
+    events: tuple[Event, ...] = TOLD
 
     @model_validator(mode="after")
     def _one_place(self) -> Target:
@@ -79,6 +85,8 @@ class Target(BaseModel):
             raise ValueError("name exactly one of url, slack and email")
         if self.secret is not None and self.url is None:
             raise ValueError("secret goes with url: only webhooks are signed")
+        if Event.STARTED in self.events:
+            raise ValueError("targets hear of ends and stops alone: leave started out of events")
         if bool(self.email) != (self.smtp is not None and self.sender is not None):
             raise ValueError("email needs smtp and sender, and they need email")
         return self

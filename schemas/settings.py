@@ -209,6 +209,12 @@ class Settings(BaseSettings):
         description="YAML file of the targets that jobs may notify: webhooks, Slack, e-mail; this "
         "worker sends to them",
     )
+    docs_url: str = Field(
+        default="https://docs.example.com/specbatch",
+        pattern=r"^https?://[^\s]+$",
+        description="where your copy of this documentation is: lineage names the schema of its own "
+        "facet there",
+    )
     tensor_parallel: int = Field(
         default=1, ge=1, le=64, description="processes of `torchrun` that share the verifier"
     )

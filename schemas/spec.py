@@ -21,6 +21,7 @@ from specbatch.schemas.encryption import no_key
 from specbatch.schemas.errors import SpecError
 from specbatch.schemas.field_errors import explain
 from specbatch.schemas.fingerprint import PATTERN
+from specbatch.schemas.lineage import ParentId
 from specbatch.schemas.malformed import AS_IT_IS, MalformedSpec
 from specbatch.schemas.malformed import contradiction as malformed_contradiction
 from specbatch.schemas.notifications import NAME_PATTERN
@@ -547,6 +548,11 @@ class JobSpec(Part):
         description="targets that hear of the job's end, by their names in the workers' "
         "SPECBATCH_NOTIFY_FILE",
     )
+    lineage_parent: ParentId = Field(
+        default=None,
+        description="the run that this job is a part of, for OpenLineage: NAMESPACE/JOB NAME/RUN "
+        "ID; default: OPENLINEAGE_PARENT_ID",
+    )
     reuse_outputs: bool = Field(
         default=False,
         description="response cache: copy the output of the same request (model, numeric class, "
@@ -660,10 +666,14 @@ class JobSpec(Part):
         """SHA-256 of the canonical JSON of all values that are not defaults.
 
         So new fields and new defaults of later versions leave the digest as it is. What the
-        submission pins of a table is not what was asked for.
+        submission pins of a table is not what was asked for. Which run asks for the job is no part
+        of it either: another try asks for the same job.
         """
-        pinned = {"input": {"pinned_snapshot", "pinned_since"}}
-        said = self.model_dump(mode="json", exclude_defaults=True, exclude=pinned)
+        said = self.model_dump(
+            mode="json",
+            exclude_defaults=True,
+            exclude={"input": {"pinned_snapshot", "pinned_since"}, "lineage_parent": True},
+        )
         return hashlib.sha256(orjson.dumps(said, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
     @property

@@ -86,6 +86,7 @@ class SpecOptions(TypedDict, total=False):
     deadline_sec: float | None
     budget_usd: float | None
     notify: str | Sequence[str] | None
+    lineage_parent: str | None
 
 
 class SubmitOptions(SpecOptions, total=False):

@@ -12,8 +12,10 @@ import typer
 from specbatch.jobs.cli.connect import load_settings
 from specbatch.jobs.cli.console import say
 from specbatch.pipeline.bootstrap import make_store
+from specbatch.pipeline.runtime.lineage import make_lineage
 from specbatch.pipeline.runtime.notifier import Notifier, send
 from specbatch.schemas.errors import ObjectError, UsageError
+from specbatch.schemas.lineage import TARGET
 from specbatch.schemas.notifications import FILE, load_targets
 
 
@@ -25,15 +27,20 @@ def notify(
 ) -> None:
     """Send what targets have not heard of yet; workers do this by themselves.
 
-    Targets are in the file that SPECBATCH_NOTIFY_FILE names.
+    Targets are in the file that SPECBATCH_NOTIFY_FILE names. Lineage goes where OpenLineage's own
+    configuration says.
     """
     settings = load_settings()
-    if not settings.notify_file:
+    told = make_lineage(settings.docs_url)
+    if not settings.notify_file and (told is None or test is not None):
         raise UsageError(f"{FILE} is not set: name the YAML file with your targets")
-    targets = load_targets(settings.notify_file)
+    targets = load_targets(settings.notify_file) if settings.notify_file else {}
     if test is None:
         with closing(make_store(settings)) as store:
-            sent = Notifier(store, targets).send_due()
+            lineage = {} if told is None else {TARGET: told}
+            sent = Notifier(store, {**targets, **lineage}).send_due()
+        if told is not None:
+            told.close()
         say(f"sent {sent:,} notification{'' if sent == 1 else 's'}")
         return
     if test not in targets:

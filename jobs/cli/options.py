@@ -264,6 +264,14 @@ Notify = Annotated[
     ),
 ]
 
+LineageParent = Annotated[
+    Text,
+    _option(
+        "--lineage-parent",
+        "run that the job is a part of, for OpenLineage: NAMESPACE/JOB NAME/RUN ID",
+    ),
+]
+
 SchedulesFolder = Annotated[
     Path | None,
     _option("--folder", "where the schedule files are; default: SPECBATCH_SCHEDULES_DIR"),

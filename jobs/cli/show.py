@@ -32,6 +32,7 @@ from specbatch.schemas.context_length import CONTEXT_TOKENS, beyond_context
 from specbatch.schemas.draft_switches import DraftSwitch
 from specbatch.schemas.fingerprint import shown
 from specbatch.schemas.job_progress import JobProgress
+from specbatch.schemas.lineage import TARGET
 from specbatch.schemas.notifications import FILE, NotificationRow
 from specbatch.schemas.records import (
     NORMAL,
@@ -292,10 +293,14 @@ def notification_lines(rows: Sequence[NotificationRow]) -> list[str]:
         elif row.due_at is None:
             how = f"not sent: {row.error}"
         elif row.attempts == 0:
-            how = f"waits for a worker whose {FILE} has this target"
+            needs = f"whose {FILE} has this target"
+            if row.target == TARGET:
+                needs = "with OpenLineage's configuration"
+            how = f"waits for a worker {needs}"
         else:
             how = f"attempt {row.attempts:,} failed, another follows: {row.error or 'no answer'}"
-        lines.append(f"notification to {row.target}, {row.event}: {how}")
+        what = "lineage" if row.target == TARGET else f"notification to {row.target}"
+        lines.append(f"{what}, {row.event}: {how}")
     return lines
 
 

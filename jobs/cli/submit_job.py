@@ -75,6 +75,7 @@ def submit_job(
     deadline_sec: o.Deadline = None,
     budget_usd: o.Budget = None,
     notify: o.Notify = None,
+    lineage_parent: o.LineageParent = None,
     local: o.Local = False,
     engine: o.Engine = None,
     wait: o.Wait = False,

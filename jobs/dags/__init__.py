@@ -1,1 +1,1 @@
-"""Runs jobs as tasks of other schedulers: `airflow.py`, `dagster.py` and their common part."""
+"""Runs jobs as tasks of other schedulers: Airflow, Dagster, Prefect, and their common part."""

@@ -39,11 +39,12 @@ from specbatch.jobs.dags.attaching import (
     remedy,
     revive,
     wait,
+    with_input,
 )
 from specbatch.schemas.errors import SpecError, UsageError
 from specbatch.schemas.spec import JobSpec
 
-JOB_KEY = "job_id"  # the XCom that exists while the job runs
+JOB_KEY = "job_id"  # the XCom that exists while the job runs, and what the task's state keeps
 POLL_SEC = 0.5  # between two checks whether this process should end
 OUTCOME_KEY = "return_value"  # the XCom that exists afterwards, however the task ended
 
@@ -96,12 +97,13 @@ class SpecbatchOperator(BaseOperator):
         try:
             spec = self._job_spec(context)
             client = SpecbatchHook(self.conn_id).get_conn()
-            place = place_of(context)
+            place = with_input(client, spec, place_of(context))
             job_id = attach(client, spec, place, self.on_partial)
         except UsageError as error:  # every try would fail
             raise AirflowFailException(str(error)) from error
         try:
             context["ti"].xcom_push(key=JOB_KEY, value=job_id)
+            context["task_state_store"].set(JOB_KEY, job_id)
         finally:
             self._hold(job_id, place)
         if self.deferrable and not client.poll(job_id).is_final:

@@ -1,7 +1,7 @@
 """Attaches a task of any scheduler to a job, waits for its end and turns it into a verdict.
 
 A try that finds the job of an earlier try resumes it. So a job is paid for once, however often its
-task dies. Knows neither Airflow nor Dagster.
+task dies. Knows none of the schedulers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal
 
@@ -31,15 +31,17 @@ OnPartial = Literal["fail", "succeed", "skip"]
 class Place:
     """The task instance that owns a job. All tries have the same place."""
 
-    scheduler: str  # airflow, dagster
+    scheduler: str  # airflow, dagster, prefect
     dag: str
     run: str
     task: str
     index: str = ""  # of a mapped task or a partition
+    input: str = ""  # the version of the input, once it is not that of the place's first job
 
     def key(self, spec: JobSpec) -> str:
-        """The idempotency key: the same place and spec give the same job."""
+        """The idempotency key: the same place, spec and input give the same job."""
         parts = [self.dag, self.run, self.task, self.index, spec.digest()]
+        parts += [self.input] if self.input else []
         digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
         return f"{self.scheduler}:{digest}"
 
@@ -47,6 +49,24 @@ class Place:
     def killed(self) -> str:
         """The stop reason of a job whose task was killed here. The job's key has the details."""
         return f"cancelled with its task in {self.scheduler}"
+
+
+def with_input(client: JobClient, spec: JobSpec, place: Place) -> Place:
+    """The place with the version of its input, if its job has read another one: a changed input
+    is another job.
+
+    Where the input is gone or cannot be listed, the place's job stays. Raises `ObjectError` for a
+    store of objects that may answer later.
+    """
+    job_id = client.find(spec.tenant, place.key(spec))
+    read = None if job_id is None else client.version_read(job_id)
+    if read is None:  # there is no job, or it will read what is there now
+        return place
+    version = client.input_version(spec)
+    if version is None or version == read:
+        return place
+    log.info("the input has changed since job %s read it: another job is made of it", job_id)
+    return replace(place, input=version)
 
 
 def attach(client: JobClient, spec: JobSpec, place: Place, on_partial: OnPartial) -> str:

@@ -53,6 +53,7 @@ from specbatch.jobs.dags.attaching import (
     judge,
     remedy,
     wait,
+    with_input,
 )
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.spec import JobSpec
@@ -110,6 +111,7 @@ class SpecbatchResource(ConfigurableResource):
         try:
             try:
                 wanted = as_spec(spec, base)
+                place = with_input(self.client, wanted, place)
                 job_id = attach(self.client, wanted, place, on_partial)
             except UsageError as error:
                 raise Failure(str(error), allow_retries=False) from error

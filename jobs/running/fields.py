@@ -13,6 +13,7 @@ FIELD_OF = {
     "deadline_sec": "deadline_sec",
     "budget_usd": "budget_usd",
     "notify": "notify",
+    "lineage_parent": "lineage_parent",
     "input": "input.uri",
     "format": "input.format",
     "delimiter": "input.delimiter",

@@ -34,12 +34,13 @@ from specbatch.pipeline.inputs.contract import (
     PromptKind,
     RawBatch,
     RawRow,
+    ReadColumns,
     as_input_error,
     files_from,
 )
 from specbatch.pipeline.inputs.kept import check_there, common_schema
 from specbatch.pipeline.inputs.limited import KilledError, LimitedProcess, LimitError
-from specbatch.pipeline.inputs.prompt_template import check_columns, columns_of
+from specbatch.pipeline.inputs.prompt_template import check_columns, columns_of, prompt_columns
 from specbatch.pipeline.storage.object_store import ObjectInfo
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.errors import InputError, ObjectError
@@ -272,10 +273,12 @@ class ColumnarSource:
         self._readers: weakref.WeakSet[ColumnarReader] = weakref.WeakSet()  # of open files
         self._spare: list[LimitedProcess] = []  # for the next file; never for another job's
         if layout is not None:
-            names = layout.schema.names
+            schema = layout.schema
         else:
             with self._open(files[0]) as (_, first):
-                names = first.schema.names
+                schema = first.schema
+        names = schema.names
+        self._first = tuple((field.name, str(field.type)) for field in schema)
         self._id = spec.id_column or ("id" if "id" in names else None)
         self._tag = spec.tag_column or ("tag" if "tag" in names else None)
         self.has_ids = self._id is not None
@@ -319,6 +322,9 @@ class ColumnarSource:
         for field in schema:
             _check_keepable(field)
         return pa.schema([field.with_type(plainly(field.type)) for field in schema])
+
+    def columns(self) -> ReadColumns:
+        return ReadColumns(self._first, self._id, prompt_columns(self._spec))
 
     def _schemas(self) -> Iterator[tuple[ObjectInfo, pa.Schema]]:
         for info in self.files:

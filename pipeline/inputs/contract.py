@@ -6,6 +6,7 @@ how they are grouped (`planner.py`).
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -24,6 +25,7 @@ ROWS_PER_BATCH = 4096
 BYTES_PER_BATCH = 8 << 20  # of input, roughly
 READER_BYTES = 768 << 20
 MAX_ROW_BYTES = 16 << 20  # of a line, or of a cell: more than fits any context
+INPUT_FILES = "input_files"  # key of a job's report: a digest of their names and versions
 NO_ID = "\0"  # stands for the id of a row that could not be read: no good row may have it
 
 
@@ -84,6 +86,15 @@ class RawBatch:
         return SourcePosition(self.uri, self.version, self.row_group, self.offsets[index])
 
 
+@dataclass(frozen=True, slots=True)
+class ReadColumns:
+    """The columns of an input's first file, and those that a job makes prompts of."""
+
+    there: tuple[tuple[str, str | None], ...]  # name and type; None: the format has no types
+    id: str | None
+    prompt: tuple[str, ...]
+
+
 class Source(Protocol):
     """The rows of one input, in order of file name, row group and row.
 
@@ -128,9 +139,19 @@ class Source(Protocol):
         """
         ...
 
+    def columns(self) -> ReadColumns:
+        """Which columns there are and which are read; complete once `check` was called."""
+        ...
+
     def pause(self) -> None:
         """End the reader processes. The next read starts them where they stopped."""
         ...
+
+
+def files_digest(files: Sequence[ObjectInfo]) -> str:
+    """SHA-256 of the files' names and versions."""
+    said = "".join(f"{info.uri}\0{info.version}\0" for info in files)
+    return hashlib.sha256(said.encode()).hexdigest()
 
 
 def files_from(files: list[ObjectInfo], start: SourcePosition | None) -> list[ObjectInfo]:

@@ -25,9 +25,10 @@ from specbatch.pipeline.inputs.contract import (
     PromptKind,
     RawBatch,
     RawRow,
+    ReadColumns,
     files_from,
 )
-from specbatch.pipeline.inputs.prompt_template import check_columns, columns_of
+from specbatch.pipeline.inputs.prompt_template import check_columns, columns_of, prompt_columns
 from specbatch.pipeline.inputs.text_files import (
     BOM,
     GZIP,
@@ -82,6 +83,7 @@ class CsvSource:
             )
         self._kind: PromptKind = "messages" if spec.prompt_kind == "messages" else "text"
         first = self._header(files[0])
+        self._first = tuple((name, "string") for name in first)
         self._id = spec.id_column or ("id" if "id" in first else None)
         self._tag = spec.tag_column or ("tag" if "tag" in first else None)
         self.has_ids = self._id is not None
@@ -94,6 +96,9 @@ class CsvSource:
     def check(self) -> None:
         for info in self.files:
             self._check_file(info)
+
+    def columns(self) -> ReadColumns:
+        return ReadColumns(self._first, self._id, prompt_columns(self._spec))
 
     def read(self, start: SourcePosition | None = None) -> Iterator[RawBatch]:
         for info in files_from(self.files, start):

@@ -22,6 +22,7 @@ from specbatch.pipeline.inputs.contract import (
     PromptKind,
     RawBatch,
     RawRow,
+    ReadColumns,
     files_from,
 )
 from specbatch.pipeline.inputs.openai_lines import read_line
@@ -71,6 +72,7 @@ class JsonlSource:
         self._prompt = "body" if is_openai else spec.read_prompt_column
         self._kind: PromptKind = _KINDS.get(name, spec.prompt_kind)
         self.has_ids = True  # any line may have one
+        self._seen: dict[str, None] = {}  # fields of the first file's first lines
 
     @cached_property
     def _named(self) -> tuple[str, ...]:
@@ -80,6 +82,12 @@ class JsonlSource:
     def check(self) -> None:
         for info in self.files:
             self._check_file(info)
+
+    def columns(self) -> ReadColumns:
+        there = tuple((name, None) for name in self._seen)
+        row_id = self._id if self._id in self._seen else None
+        prompt = dict.fromkeys(filter(None, (self._prompt, *self._named)))
+        return ReadColumns(there, row_id, tuple(prompt))
 
     def read(self, start: SourcePosition | None = None) -> Iterator[RawBatch]:
         for info in files_from(self.files, start):
@@ -165,6 +173,8 @@ class JsonlSource:
                     seen.update(dict.fromkeys(value))
                 if lines >= _LINES_CHECKED or size >= BYTES_PER_BATCH:
                     break
+        if info is self.files[0]:
+            self._seen = seen
         if lines and not good:
             raise InputError(f"{info.uri} is not JSONL: none of its first lines is a JSON object")
         spec = self._spec

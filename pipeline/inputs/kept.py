@@ -6,19 +6,17 @@ changed meanwhile is refused. One batch is in memory at a time.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from specbatch.pipeline.inputs.contract import Source
+from specbatch.pipeline.inputs.contract import INPUT_FILES, Source, files_digest
 from specbatch.pipeline.storage.object_store import ObjectInfo
 from specbatch.schemas import arrow
 from specbatch.schemas.errors import InputError
 from specbatch.schemas.spec import KeptColumns
 
-INPUT_FILES = "input_files"  # key of a job's report: a digest of their names and versions
 ALL = "all"
 
 
@@ -85,12 +83,6 @@ def _unlike(first: ObjectInfo, one: pa.Schema, second: ObjectInfo, other: pa.Sch
     name = next(n for n in one.names if one.field(n).type != other.field(n).type)
     types = f"{one.field(name).type} in {first.uri}, and {other.field(name).type} in {second.uri}"
     return f"column `{name}` cannot be kept: it is {types}; make them the same, or leave it out"
-
-
-def files_digest(files: Sequence[ObjectInfo]) -> str:
-    """SHA-256 of the files' names and versions."""
-    said = "".join(f"{info.uri}\0{info.version}\0" for info in files)
-    return hashlib.sha256(said.encode()).hexdigest()
 
 
 def check_same_files(source: Source, report: Mapping[str, Any]) -> None:

@@ -51,6 +51,12 @@ def columns_of(spec: InputSpec) -> tuple[str, ...]:
     return named
 
 
+def prompt_columns(spec: InputSpec) -> tuple[str, ...]:
+    """All columns that prompts are made of. Raises as `columns_of` does."""
+    whole = () if spec.read_prompt_column is None else (spec.read_prompt_column,)
+    return tuple(dict.fromkeys((*whole, *columns_of(spec))))
+
+
 def check_columns(
     spec: InputSpec, uri: str, there: Iterable[str], what: str = "column", within: str = ""
 ) -> None:

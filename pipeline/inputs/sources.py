@@ -85,7 +85,7 @@ def find_files(spec: InputSpec, objects: Objects) -> tuple[list[ObjectInfo], For
     for tables."""
     if spec.table is not None:
         return _table(spec, objects).files, "parquet"
-    files = _find(spec, objects)
+    files = list_files(spec, objects)
     _check_read_once(files)
     name = _format(spec, files, objects)
     if spec.delimiter is not None and name != "csv":
@@ -99,7 +99,8 @@ _BUCKETS = ("s3", "gs", "az", "abfs")
 
 
 # --- finding files ------------------------------------------------------------------------------
-def _find(spec: InputSpec, objects: Objects) -> list[ObjectInfo]:
+def list_files(spec: InputSpec, objects: Objects) -> list[ObjectInfo]:
+    """The input's files, in the order in which they are read. Raises as `open_source` does."""
     uri = tidy(spec.uri)
     scheme, _, place = uri.rpartition("://")
     if scheme in _BUCKETS and "/" not in place:

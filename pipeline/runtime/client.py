@@ -20,6 +20,7 @@ from specbatch.schemas.backlog import is_interrupted
 from specbatch.schemas.errors import UsageError, WaitTimeoutError
 from specbatch.schemas.fingerprint import Models
 from specbatch.schemas.job_progress import JobProgress
+from specbatch.schemas.lineage import parent_here
 from specbatch.schemas.policies import Decided, Place
 from specbatch.schemas.records import (
     PRIORITIES,
@@ -76,6 +77,8 @@ class Client:
 
     def _create(self, spec: JobSpec, idempotency_key: str | None) -> tuple[JobRow, bool]:
         job_id = new_job_id()
+        if spec.lineage_parent is None:
+            spec = spec.model_copy(update={"lineage_parent": parent_here()})
         order = self._privacy.as_stored(
             NewJob(
                 job_id=job_id,

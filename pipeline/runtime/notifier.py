@@ -1,4 +1,4 @@
-"""Tells targets of jobs' ends: signed webhooks, Slack, e-mail.
+"""Tells targets of jobs' ends: signed webhooks, Slack, e-mail, and OpenLineage (`lineage.py`).
 
 The store keeps what is to be sent (`ledger/sql/notifications.py`). Each notification arrives at
 least once: a sender that dies after sending leaves it to be sent again. All attempts carry the
@@ -16,11 +16,11 @@ import smtplib
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from email.message import EmailMessage
 from http.client import HTTPException
-from typing import Any
+from typing import Any, Protocol
 from urllib.error import HTTPError
 from urllib.parse import unquote, urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
@@ -80,6 +80,7 @@ def sentence(said: Mapping[str, Any]) -> str:
         when = f"{said['name']} ({said['kind']}, {said['logical_time']})"
         return f"specbatch schedule {when}: {happened}\n{said['reason']}"
     words = {
+        Event.STARTED: "has started",
         Event.DONE: "is done",
         Event.PARTIAL: "is done in part",
         Event.FAILED: "failed",
@@ -175,17 +176,32 @@ def _mail(target: Target, said: Mapping[str, Any]) -> None:
 
 
 # --- the thread -----------------------------------------------------------------------------
+class Teller(Protocol):
+    """A target that says in its own form what happened."""
+
+    @property
+    def events(self) -> Sequence[Event]: ...
+
+    def tell(self, one: Due, job: JobRow, store: Store) -> None:
+        """Send it. Raises `ObjectError` where that fails, and `StoreError`."""
+
+    def close(self) -> None:
+        """Send what still waits to be sent."""
+
+
 class Notifier:
     """Sends what is due, in a thread of its own, and once more at its end."""
 
     def __init__(
         self,
         store: Store,
-        targets: Mapping[str, Target],
+        targets: Mapping[str, Target | Teller],
         only_job: str | None = None,
         clock: Callable[[], float] = time.time,
+        last_sec: float = 2 * ANSWER_SEC,
     ) -> None:
-        """`only_job`: send notifications of no other job."""
+        """`only_job`: send notifications of no other job. `last_sec`: what `close` waits for."""
+        self._last_sec = last_sec
         self._store = store
         self._targets = targets
         self._only_job = only_job
@@ -200,7 +216,7 @@ class Notifier:
         """What ended just now is sent before."""
         self._stop.set()
         if self._thread.ident is not None:
-            self._thread.join(2 * ANSWER_SEC)
+            self._thread.join(self._last_sec)
 
     def send_due(self) -> int:
         """Send what is due now; returns how many were sent. Raises `StoreError`."""
@@ -224,7 +240,7 @@ class Notifier:
             return False
         about = {"job": one.job_id}
         try:
-            send(target, message_of(one, job, self._store), self._clock())
+            self._tell(target, one, job)
         except ObjectError as error:
             again = retry_sec(one.attempts + 1)
             self._store.note_not_sent(one, str(error), again)
@@ -239,6 +255,12 @@ class Notifier:
         log.info("notified %s: job %s is %s", one.target, one.job_id, one.event.value, extra=about)
         return True
 
+    def _tell(self, target: Target | Teller, one: Due, job: JobRow) -> None:
+        if isinstance(target, Target):
+            send(target, message_of(one, job, self._store), self._clock())
+        else:
+            target.tell(one, job, self._store)
+
     def _run(self) -> None:
         while True:
             stopping = self._stop.wait(INTERVAL_SEC)
@@ -250,4 +272,7 @@ class Notifier:
             except Exception:
                 log.exception("could not notify; will retry")
             if stopping:
+                for target in self._targets.values():
+                    if not isinstance(target, Target):
+                        target.close()
                 return

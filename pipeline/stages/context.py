@@ -101,6 +101,7 @@ class StageContext:
     anchoring: Anchoring | None = None  # anchors the logs of published jobs
     only_job: str | None = None  # take work of no other job
     outage: Outage = field(default_factory=Outage)
+    tells_lineage: bool = False  # ingest and publish note what OpenLineage is told
     hooks: Hooks = field(default_factory=Hooks)  # policies and scorers of other packages
 
     def engines(self, kind: str) -> Engines:

@@ -18,6 +18,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 
 from specbatch.pipeline.engines.models.identity import check_models, identity_of, models_of
 from specbatch.pipeline.engines.models.model_folder import vocabulary_digest
+from specbatch.pipeline.inputs.contract import INPUT_FILES, files_digest
 from specbatch.pipeline.inputs.planner import (
     MOST_TOGETHER,
     WRITERS,
@@ -34,6 +35,7 @@ from specbatch.pipeline.stages import spans
 from specbatch.pipeline.stages.attempt import attempt, begin
 from specbatch.pipeline.stages.context import StageContext
 from specbatch.pipeline.stages.kept_columns import pinned_files
+from specbatch.pipeline.stages.lineage import input_facts
 from specbatch.pipeline.stages.readings import Reading
 from specbatch.pipeline.stages.tables import input_of, pinned_snapshot, prepare_table
 from specbatch.pipeline.stages.whole_results import put_rejected
@@ -67,7 +69,8 @@ def _read(context: StageContext, work: JobWork, held: Held, job: JobRow, spec: J
         with with_its_model(job):
             reading = _begin(context, work, job, spec)
         # At once: a job may be stopped while its reading pauses, and is published all the same.
-        store.note_report(lease, reading.identity)
+        files = {INPUT_FILES: files_digest(reading.source.files)}
+        store.note_report(lease, files | reading.identity)
     rows, room = work.next_row, 1
     with ThreadPoolExecutor(WRITERS, "prompts") as writers:
         for batch in reading.batches:
@@ -105,6 +108,8 @@ def _begin(context: StageContext, work: JobWork, job: JobRow, spec: JobSpec) -> 
     source = open_source(given, context.objects, context.reader_bytes)
     source.check()
     prepare_table(context, spec, source)
+    if context.tells_lineage:
+        context.store.note_report(work.lease, input_facts(source, spec.input).noted())
     if spec.sampling.max_tokens >= verifier.context_tokens:
         context.store.note_report(work.lease, {CONTEXT_TOKENS: verifier.context_tokens})
     context.drafting.prepare(work.lease, job, spec, vocabulary_digest(verifier))

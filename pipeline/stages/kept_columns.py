@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from specbatch.pipeline.inputs.contract import Source
+from specbatch.pipeline.inputs.contract import INPUT_FILES, Source, files_digest
 from specbatch.pipeline.inputs.kept import (
-    INPUT_FILES,
     check_same_files,
-    files_digest,
     kept_schema,
 )
 from specbatch.pipeline.inputs.sources import open_source

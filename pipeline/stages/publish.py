@@ -29,6 +29,7 @@ from specbatch.pipeline.stages import spans
 from specbatch.pipeline.stages.attempt import attempt
 from specbatch.pipeline.stages.context import StageContext
 from specbatch.pipeline.stages.kept_columns import kept_columns
+from specbatch.pipeline.stages.lineage import output_facts
 from specbatch.pipeline.stages.remainder import Remainder, write_remainder
 from specbatch.pipeline.stages.reviews import revision_of, with_decisions
 from specbatch.pipeline.stages.tables import input_facts, input_of, table_commit
@@ -110,6 +111,7 @@ def _write(
         rows = best_of_each(rows, keep)
         output = spec.output
         columns = columns_of_job(scored=output.best_by is not None)
+        kept = kept_columns(context, job, spec)
         writer = OutputWriter(objects, output.uri, job.job_id, kind=output.format, columns=columns)
         manifest = writer.write(
             rows,
@@ -121,9 +123,12 @@ def _write(
             commit=table_commit(context, held, spec),
             beside=left.files if left is not None else (),
             still_mine=partial(context.lease_keeper.confirm, held),
-            kept=kept_columns(context, job, spec),
+            kept=kept,
             quarantines=spec.output.malformed.then == "quarantine",
         )
+    if context.tells_lineage:
+        facts = output_facts(manifest, columns.schema, None if kept is None else kept.schema)
+        store.note_report(work.lease, facts.noted())
     state, error = final_state(job, progress)
     error = error or (left.problem if left is not None else None)
     uri, sha256 = join(spec.output.uri, MANIFEST), hashlib.sha256(manifest.to_json())

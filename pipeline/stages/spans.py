@@ -94,7 +94,11 @@ def verified(
     span: Span, job: JobRow, tickets: Sequence[Ticket], records: Sequence[CompletionRecord]
 ) -> None:
     """What the verifier made of a group."""
-    model: Attributes = {**_OPERATION, names.GEN_AI_MODEL: job.verifier}
+    model: Attributes = {
+        **_OPERATION,
+        names.GEN_AI_MODEL: job.verifier,
+        names.GEN_AI_ANSWERED_BY: job.verifier,
+    }
     span.note(
         {
             **model,
@@ -112,7 +116,8 @@ def verified(
     for record in records:
         request_id = request_id_of(job.job_id, record.row_index, record.sample_index)
         if span.is_asked(request_id):
-            noted = {**model, **_of(record), names.PROPOSED: record.proposed}
+            noted = {**model, **_of(record), names.GEN_AI_RESPONSE_ID: request_id}
+            noted |= {names.PROPOSED: record.proposed}
             noted |= {names.ACCEPTED: record.accepted, names.PASSES: record.verifier_passes}
             noted |= {names.COMPUTE_SEC: record.compute_sec, names.COST_USD: record.cost_usd}
             span.request(request_id, noted, *times(request_id), bool(record.error))
@@ -125,7 +130,8 @@ def recorded(span: Span, job: JobRow, records: Sequence[CompletionRecord], begun
     for record in records:
         request_id = request_id_of(job.job_id, record.row_index, record.sample_index)
         if span.is_asked(request_id):
-            span.request(request_id, _of(record), begun_ns, now, bool(record.error))
+            noted = {**_of(record), names.GEN_AI_RESPONSE_ID: request_id}
+            span.request(request_id, noted, begun_ns, now, bool(record.error))
 
 
 @_harmless

@@ -172,6 +172,8 @@ KEPT_TO = {
     "kombu": ("workers", "jobs", "benchmarks"),
     "airflow": ("jobs.dags", "jobs.examples"),
     "dagster": ("jobs.dags", "jobs.examples"),
+    "prefect": ("jobs.dags", "jobs.examples"),
+    "openlineage": ("pipeline.runtime.lineage", "pipeline.runtime.lineage_events"),
     "opentelemetry": (
         *("pipeline.observe.tracing.otel", "pipeline.observe.tracing.span_exporters"),
     ),

@@ -17,6 +17,8 @@ from contracts.shorthand import (
 from ledger.builders import JOB, Clock, new_job
 
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.ledger.sql.migrate import open_store
+from specbatch.schemas import lineage
 from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.notifications import Due, Event
 from specbatch.schemas.records import JobState, Stage
@@ -142,3 +144,30 @@ def test_a_retry_ends_with_a_notification_of_its_own(store: Store) -> None:
     second = due(store, "ops")[0]
     assert second.event is Event.DONE
     assert second.event_id != first.event_id
+
+
+def test_lineage_is_queued_once_with_the_input_and_with_each_end(url: str, clock: Clock) -> None:
+    store = open_store(url, clock=clock, lineage=True)
+    store.create_job(new_job(spec=SPEC))
+    for _ in range(2):  # a reading that pauses is claimed again
+        lease = claim_job(store, Stage.INGEST).lease
+        store.note_report(lease, {lineage.INPUT: {"files": 1}})
+        store.note_report(lease, {"other": 1})
+        store.release(lease, "paused", forgiven=True)
+    store.fail_job(claim_job(store, Stage.INGEST).lease, "its input is gone")
+    rows = [row for row in store.notifications_of(JOB) if row.target == lineage.TARGET]
+    assert [(row.number, row.event) for row in rows] == [
+        (0, Event.STARTED),
+        (store.log_head(JOB).number, Event.FAILED),
+    ]
+    assert len(due(store, lineage.TARGET)) == 2
+    assert len(due(store)) == 2, "the job's own targets hear of the end alone"
+    store.close()
+
+
+def test_without_lineage_none_is_queued(store: Store) -> None:
+    store.create_job(new_job())
+    lease = claim_job(store, Stage.INGEST).lease
+    store.note_report(lease, {"other": 1})
+    store.fail_job(lease, "its input is gone")
+    assert store.notifications_of(JOB) == []

@@ -20,6 +20,7 @@ from specbatch.jobs.dags.attaching import (
     judge,
     revive,
     wait,
+    with_input,
 )
 from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.pipeline.runtime.client import Client
@@ -92,6 +93,53 @@ def test_another_place_is_another_job(site: Site, client: JobClient, other: Plac
 def test_another_spec_is_another_job(site: Site, client: JobClient) -> None:
     changed = spec(site, "a", sampling={"max_tokens": 5})
     assert attach(client, spec(site, "a"), PLACE, "fail") != attach(client, changed, PLACE, "fail")
+
+
+def put(client: JobClient, wanted: JobSpec) -> str:
+    """What a try does."""
+    return attach(client, wanted, with_input(client, wanted, PLACE), "fail")
+
+
+def test_an_input_that_changed_after_it_was_read_is_another_job(
+    site: Site, client: JobClient
+) -> None:
+    first = put(client, spec(site, "a"))
+    assert put(client, spec(site, "a longer one")) == first, "it is not read yet"
+    work(site)
+    assert put(client, as_spec(dict(site.store.get_job(first).spec))) == first
+    changed = spec(site, "b", "c", output={"uri": "other"})
+    assert put(client, changed) != first, "the spec is another one too"
+    again = spec(site, "b", "c")
+    second = put(client, again)
+    assert second != first
+    assert put(client, again) == second
+    place = with_input(client, again, PLACE)
+    assert cancel_with_task(client, again, place) == second
+    spec(site, "a third one", "and a fourth")
+    assert put(client, again) not in (first, second)
+
+
+def test_an_input_that_is_gone_leaves_the_job_that_read_it(site: Site, client: JobClient) -> None:
+    wanted = spec(site, "a")
+    first = put(client, wanted)
+    work(site)
+    (site.folder / "in.jsonl").unlink()
+    assert client.input_version(wanted) is None
+    assert put(client, wanted) == first
+
+
+def test_an_input_that_came_late_is_read_by_the_job_that_missed_it(
+    site: Site, client: JobClient
+) -> None:
+    wanted = spec(site, "a")
+    (site.folder / "in.jsonl").unlink()
+    first = put(client, wanted)
+    work(site)
+    assert client.outcome(first).state is JobState.FAILED
+    wanted = spec(site, "a")
+    assert put(client, wanted) == first
+    work(site)
+    assert client.outcome(first).state is JobState.DONE
 
 
 def test_names_that_run_together_are_kept_apart(site: Site) -> None:

@@ -1,4 +1,4 @@
-"""The tests of `inside/`, each by its own name: they run where Airflow is, and where Dagster is."""
+"""The tests of `inside/`, each by its own name: they run where each scheduler is."""
 
 from __future__ import annotations
 
@@ -38,6 +38,11 @@ def test_in_dagster(run_inside: RunInside, sentence: str) -> None:
     check(run_inside, "dagster", sentence)
 
 
+@pytest.mark.parametrize("sentence", sentences("prefect"))
+def test_in_prefect(run_inside: RunInside, sentence: str) -> None:
+    check(run_inside, "prefect", sentence)
+
+
 def test_no_file_of_tests_is_left_out() -> None:
     files = {path.stem for path in Path(INSIDE).glob("in_*.py")}
-    assert files == {"in_airflow", "in_dagster"}
+    assert files == {"in_airflow", "in_dagster", "in_prefect"}

@@ -24,7 +24,8 @@ with open_client() as client:
     jobs = [client.submit(spec, "daily"), client.submit(spec, "daily")]
     told = client.outcome(jobs[0].job_id).as_json() | {"created": [job.created for job in jobs]}
     told["stopped"] = client.cancel(jobs[0].job_id, "enough").stop_reason
-heavy = {"torch", "pyarrow", "numpy", "cryptography", "airflow", "dagster"} & set(sys.modules)
+heavy = {"torch", "pyarrow", "numpy", "cryptography", "airflow", "dagster", "prefect"}
+heavy &= set(sys.modules)
 print(json.dumps(told | {"heavy": sorted(heavy)}))
 """
 

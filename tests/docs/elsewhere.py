@@ -37,6 +37,7 @@ ELSEWHERE = {
     "crontab": Elsewhere("not a test's to change", "tests/schedules/test_examples.py"),
     "airflow": Elsewhere("has an environment of its own", "tests/dags/test_inside.py"),
     "dagster": Elsewhere("has an environment of its own", "tests/dags/test_inside.py"),
+    "prefect": Elsewhere("has an environment of its own", "tests/dags/test_inside.py"),
     "torchrun": Elsewhere("needs several GPUs", "tests/cli/test_worker_ranks.py"),
 }
 # `export` beside a program of elsewhere, in the same block, is of that program.

@@ -16,10 +16,9 @@ import pytest
 from ingest.making import completion
 
 from specbatch.pipeline.inputs.column_types import plainly
+from specbatch.pipeline.inputs.contract import INPUT_FILES, files_digest
 from specbatch.pipeline.inputs.kept import (
-    INPUT_FILES,
     check_same_files,
-    files_digest,
     kept_schema,
 )
 from specbatch.pipeline.inputs.sources import open_source

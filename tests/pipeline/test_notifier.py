@@ -27,7 +27,7 @@ from specbatch.pipeline.runtime.notifier import (
     sentence,
 )
 from specbatch.schemas.errors import ObjectError, UsageError
-from specbatch.schemas.notifications import Event, Target, load_targets
+from specbatch.schemas.notifications import TOLD, Event, Target, load_targets
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.records import JobState, Stage
 from support.databases import sqlite_store
@@ -292,7 +292,7 @@ def test_targets_come_from_a_file(tmp_path: Path) -> None:
         "ops": "webhook", "team": "slack", "mail": "email",
     }  # fmt: skip
     assert targets["ops"].events == (Event.FAILED, Event.STOPPED)
-    assert targets["team"].events == tuple(Event)
+    assert targets["team"].events == TOLD
 
 
 @pytest.mark.parametrize(
@@ -309,6 +309,7 @@ def test_targets_come_from_a_file(tmp_path: Path) -> None:
         ("ops: {slack: https://a, secret: whsec_AAAAAAAAAAAAAAAA}", "only webhooks are signed"),
         ("ops: {email: [a@b]}", "email needs smtp and sender"),
         ("ops: {url: https://a, events: [ended]}", "field `events.0`"),
+        ("ops: {url: https://a, events: [started]}", "leave started out of events"),
         ("ops: {uri: https://a}", "did you mean `url`"),
         ("ops: 3", "target ops"),
     ],

@@ -34,11 +34,13 @@ Outcome = dict[tuple[int, int], tuple[Any, ...]]  # by (row, sample)
 class Site:
     """Where workers come and go. Time stands still but for `clock`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, lineage: bool = False) -> None:
+        """`lineage`: its jobs are queued for OpenLineage."""
         self.clock = Clock()
+        self.lineage = lineage
         self.folder = folder
         self.model = str(write_model(folder / "model"))
-        self.store = open_store(migrated(folder / "store.db"), clock=self.clock)
+        self.store = open_store(migrated(folder / "store.db"), clock=self.clock, lineage=lineage)
         self.enqueued: list[DueWork] = []
         self.client = Client(self.store, self.enqueued.append, f"{folder}/workspace")
         self._keepers: list[LeaseKeeper] = []
@@ -82,6 +84,7 @@ class Site:
             price_microusd=200_000,
             verifying=host,
             tracing=tracing,
+            tells_lineage=self.lineage,
         )
 
     def work(self, context: StageContext, *kinds: Stage) -> None:

@@ -2,7 +2,7 @@
 
     unit         make check              no server, no model that is run
     pipeline     make test, with unit    real Redis, PostgreSQL and S3; crashes; bit for bit
-    integration  make test-integrations  Airflow, Dagster, a browser, RabbitMQ, Alertmanager
+    integration  make test-integrations  schedulers, a browser, RabbitMQ, Alertmanager
     long         make test-long          full grids and a thousand disturbed runs
 
 A folder has a tier. A mark on a file, a test or a parameter puts it into another one: the highest
@@ -61,7 +61,7 @@ NEEDS = {  # fixtures, and a parameter
     "rabbit_server": "integration",
     "own_rabbit": "integration",
     "browser": "integration",
-    "run_inside": "integration",  # Airflow and Dagster
+    "run_inside": "integration",  # Airflow, Dagster, Prefect
     "session": "integration",  # the commands of the documentation
 }
 TIER_OF = pytest.StashKey[str]()  # in a test's stash

@@ -16,6 +16,7 @@ class Receiver(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.got: list[tuple[dict[str, str], bytes]] = []
+        self.paths: list[str] = []
         self.answers: list[int] = []
         self.before: Callable[[], None] = lambda: None
 
@@ -28,6 +29,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         server: Any = self.server
         body = self.rfile.read(int(self.headers["Content-Length"]))
+        server.paths.append(self.path)
         server.got.append(({k.lower(): v for k, v in self.headers.items()}, body))
         server.before()
         status = server.answers.pop(0) if server.answers else 204

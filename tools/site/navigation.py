@@ -22,7 +22,7 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
                 "schedules",
                 "airflow",
             ),
-            *("dagster", "workers", "observing"),
+            *("dagster", "prefect", "lineage", "workers", "observing"),
             *(
                 "openai-batch",
                 "serve",

@@ -33,7 +33,7 @@ from specbatch.pipeline.ledger import rules
 from specbatch.pipeline.ledger.sql import audit_log, notifications
 from specbatch.pipeline.ledger.sql import usage as sql_usage
 from specbatch.pipeline.ledger.sql.transactions import SERVER_TIME, Now, upsert
-from specbatch.schemas import mapper
+from specbatch.schemas import lineage, mapper
 from specbatch.schemas.audit import EntryKind, Head, PublishedManifest
 from specbatch.schemas.errors import JobNotFoundError
 from specbatch.schemas.fingerprint import Models
@@ -443,8 +443,10 @@ def pin_models(conn: Connection, now: Now, lease: Lease, models: Models) -> None
         conn.execute(update(Job).where(Job.job_id == lease.job_id).values(**pinned, **head))
 
 
-def note_report(conn: Connection, _now: Now, lease: Lease, values: Mapping[str, Any]) -> None:
+def note_report(conn: Connection, now: Now, lease: Lease, values: Mapping[str, Any]) -> None:
     job = lock_held(conn, lease)
+    if lineage.INPUT in values:  # the job's start can be told now
+        notifications.add_start(conn, now, lease.job_id)
     report = {**job.report, **values}
     conn.execute(update(Job).where(Job.job_id == lease.job_id).values(report=report))
 

@@ -48,14 +48,24 @@ def open_store(
     weights: Mapping[str, float] | None = None,
     cipher: Cipher | None = None,
     actor: str | None = None,
+    lineage: bool = False,
 ) -> SqlStore:
     """A store ready for use; with `migrate`, its tables are made or brought up to date first.
 
-    `weights` are the tenants' shares; `cipher` encrypts texts; `actor` is whom the audit log names.
+    `weights` are the tenants' shares; `cipher` encrypts texts; `actor` is whom the audit log names;
+    `lineage`: jobs are told to OpenLineage.
     """
     if migrate:
         upgrade(url)
-    return SqlStore(url, max_attempts, clock=clock, weights=weights, cipher=cipher, actor=actor)
+    return SqlStore(
+        url,
+        max_attempts,
+        clock=clock,
+        weights=weights,
+        cipher=cipher,
+        actor=actor,
+        lineage=lineage,
+    )
 
 
 def _is_transient(error: BaseException) -> bool:

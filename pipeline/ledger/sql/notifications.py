@@ -11,10 +11,11 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, insert, select, update
 
-from specbatch.pipeline.ledger.sql.transactions import Now
+from specbatch.pipeline.ledger.sql.transactions import LINEAGE, Now, upsert
+from specbatch.schemas import lineage
 from specbatch.schemas.mapper import named
 from specbatch.schemas.masking import masked
-from specbatch.schemas.notifications import Due, Event, NotificationRow
+from specbatch.schemas.notifications import ENDS, Due, Event, NotificationRow
 from specbatch.schemas.tables import Notification
 
 _DUE = (
@@ -26,8 +27,27 @@ _DUE = (
 def add(conn: Connection, now: Now, job: Any, number: int, event: Event) -> None:
     """Queue an event of a locked job, which entry `number` of its log describes."""
     values = {"job_id": job.job_id, "number": number, "event": event.value, "attempts": 0}
-    for target in job.spec.get("notify", ()):
+    targets = list(job.spec.get("notify", ()))
+    if event in ENDS and _tells_lineage(conn):
+        targets.append(lineage.TARGET)
+    for target in targets:
         conn.execute(insert(Notification).values(**values, target=target, at=now, due_at=now))
+
+
+def add_start(conn: Connection, now: Now, job_id: str) -> None:
+    """Queue, for lineage alone, that a job has started; once, however often it is claimed."""
+    if not _tells_lineage(conn):
+        return
+    values = {"job_id": job_id, "number": 0, "target": lineage.TARGET, "attempts": 0}
+    started = upsert(conn.dialect.name, Notification).values(
+        **values, event=Event.STARTED.value, at=now, due_at=now
+    )
+    conn.execute(started.on_conflict_do_nothing())
+
+
+def _tells_lineage(conn: Connection) -> bool:
+    """Whether this connection's store was opened where jobs are told to OpenLineage."""
+    return bool(conn.get_execution_options().get(LINEAGE, False))
 
 
 def due(

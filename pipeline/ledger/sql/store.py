@@ -116,14 +116,16 @@ class SqlStore:
         weights: Mapping[str, float] | None = None,
         cipher: Cipher | None = None,
         actor: str | None = None,
+        lineage: bool = False,
     ) -> None:
         """`weights` are the tenants' shares, 1 where none is given.
 
         `cipher` encrypts texts; without one they are not encrypted, and encrypted ones cannot be
-        read. `actor` is whom the audit log names; None: the user and the machine.
+        read. `actor` is whom the audit log names; None: the user and the machine. `lineage`: starts
+        and ends of jobs are queued for OpenLineage.
         """
         self._weights = dict(weights or {})
-        self._db = Transactions(url, clock, retry_sec, actor or whoami(), cipher)
+        self._db = Transactions(url, clock, retry_sec, actor or whoami(), cipher, lineage)
         self._max_attempts = max_attempts
 
     def __repr__(self) -> str:

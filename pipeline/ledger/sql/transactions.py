@@ -36,6 +36,7 @@ T = TypeVar("T")
 Now = ColumnElement[float]
 
 ACTOR = "specbatch_actor"  # execution option: the actor of this transaction
+LINEAGE = "specbatch_lineage"  # the same: whether starts and ends of jobs are queued for lineage
 RETRY_SEC = 20.0  # how long an operation tries before it gives up
 
 _TRANSIENT_STATES = ("08", "40001", "40P01", "53300", "55P03", "57P01", "57P02", "57P03", "25P03")
@@ -119,11 +120,15 @@ class Transactions:
         retry_sec: float = RETRY_SEC,
         actor: str = "",
         cipher: Cipher | None = None,
+        lineage: bool = False,
     ) -> None:
-        """`actor` is whom the audit log names by default; `cipher` encrypts texts."""
+        """`actor` is whom the audit log names by default; `cipher` encrypts texts; `lineage`: jobs
+        are told to OpenLineage."""
         self._reader = make_engine(url)
         use_cipher(self._reader.dialect, cipher)
-        self._writer = self._reader.execution_options(**{WRITES: True, ACTOR: actor})
+        self._writer = self._reader.execution_options(
+            **{WRITES: True, ACTOR: actor, LINEAGE: lineage}
+        )
         self._clock = clock
         self._retry_sec = retry_sec
         self.shown_url = mask_url(url)

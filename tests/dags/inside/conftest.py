@@ -75,13 +75,17 @@ class Site:
         self.until(lambda: self.jobs(output_uri), "the job to be submitted")
         (job,) = self.jobs(output_uri)
         self.until(lambda: self.client.outcome(job).completions >= GROUP, "a group to be done")
+        self.freeze()
+        assert not self.client.poll(job).is_final
+        return job
+
+    def freeze(self) -> None:
+        """Stop the worker where it holds no lock of the store."""
         while True:
             self.worker.send_signal(signal.SIGSTOP)
             if self._is_writable():
                 break
             self.thaw()  # it was writing
-        assert not self.client.poll(job).is_final
-        return job
 
     def _is_writable(self) -> bool:
         with contextlib.closing(sqlite3.connect(self.folder / "specbatch.db", 0.1)) as store:

@@ -108,6 +108,16 @@ class Airflow:
                 select(TaskInstance).filter_by(dag_id=dag_id, run_id=run_id, task_id="job")
             )
 
+    def task_state(self, dag_id: str, run_id: str) -> dict[str, Any]:
+        """What the task's state store keeps."""
+        from airflow.models.task_state_store import TaskStateStoreModel
+        from airflow.utils.session import create_session
+        from sqlalchemy import select
+
+        with create_session() as session:
+            found = select(TaskStateStoreModel).filter_by(dag_id=dag_id, run_id=run_id)
+            return {row.key: json.loads(row.value) for row in session.scalars(found)}
+
     def set_state(self, dag_id: str, run_id: str, state: str, tries: int = 0) -> None:
         """As the scheduler does, and the UI for "mark as failed"."""
         from airflow.models.taskinstance import TaskInstance
@@ -293,6 +303,7 @@ def test_a_task_that_is_killed_and_retried_goes_on_with_its_job_and_pays_once(
     ran = airflow.ran("waits_in_the_task", run)
     assert ran.states["job"] == "success"
     assert airflow.task("waits_in_the_task", run).try_number == 2
+    assert airflow.task_state("waits_in_the_task", run) == {"job_id": job}
     assert site.jobs(conf["output"]) == [job]
     outcome = site.client.outcome(job)
     assert ran.xcoms["job"] == outcome.as_json()
@@ -410,7 +421,7 @@ def test_a_deferred_tasks_job_is_cancelled_by_a_user_and_not_by_the_triggerers_e
     dag = "partial_fail"
     conf = conf_of(site, site.prompts(4 * GROUP))
     run = airflow.begin(dag, **conf)
-    site.worker.send_signal(signal.SIGSTOP)  # so that the job is not over before it is waited for
+    site.freeze()  # so that the job is not over before it is waited for
     try:
         first_part = airflow.start(dag, run)
         first_part.join(WAIT_SEC)
