@@ -18,7 +18,6 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 
 from specbatch.pipeline.engines.models.identity import check_models, identity_of, models_of
 from specbatch.pipeline.engines.models.model_folder import vocabulary_digest
-from specbatch.pipeline.inputs.contract import INPUT_FILES, files_digest
 from specbatch.pipeline.inputs.planner import (
     MOST_TOGETHER,
     WRITERS,
@@ -27,17 +26,14 @@ from specbatch.pipeline.inputs.planner import (
     plan,
     write_groups,
 )
-from specbatch.pipeline.inputs.sources import open_source
 from specbatch.pipeline.outputs.outputs import OutputWriter
 from specbatch.pipeline.runtime.leases import Held
 from specbatch.pipeline.runtime.tokenizers import with_its_model
 from specbatch.pipeline.stages import spans
 from specbatch.pipeline.stages.attempt import attempt, begin
 from specbatch.pipeline.stages.context import StageContext
-from specbatch.pipeline.stages.kept_columns import pinned_files
-from specbatch.pipeline.stages.lineage import input_facts
+from specbatch.pipeline.stages.inputs import open_checked
 from specbatch.pipeline.stages.readings import Reading
-from specbatch.pipeline.stages.tables import input_of, pinned_snapshot, prepare_table
 from specbatch.pipeline.stages.whole_results import put_rejected
 from specbatch.schemas.context_length import CONTEXT_TOKENS
 from specbatch.schemas.records import JobRow, JobWork, Stage
@@ -69,8 +65,7 @@ def _read(context: StageContext, work: JobWork, held: Held, job: JobRow, spec: J
         with with_its_model(job):
             reading = _begin(context, work, job, spec)
         # At once: a job may be stopped while its reading pauses, and is published all the same.
-        files = {INPUT_FILES: files_digest(reading.source.files)}
-        store.note_report(lease, files | reading.identity)
+        store.note_report(lease, reading.identity)
     rows, room = work.next_row, 1
     with ThreadPoolExecutor(WRITERS, "prompts") as writers:
         for batch in reading.batches:
@@ -104,19 +99,13 @@ def _begin(context: StageContext, work: JobWork, job: JobRow, spec: JobSpec) -> 
     verifier, proposer = check_models(context.models, spec)
     context.store.pin_models(work.lease, models_of(spec, verifier, proposer))
     OutputWriter(context.objects, spec.output.uri, job.job_id).claim()
-    given = input_of(context, job, spec)
-    source = open_source(given, context.objects, context.reader_bytes)
-    source.check()
-    prepare_table(context, spec, source)
-    if context.tells_lineage:
-        context.store.note_report(work.lease, input_facts(source, spec.input).noted())
+    source, pinned = open_checked(context, work.lease, job, spec)
     if spec.sampling.max_tokens >= verifier.context_tokens:
         context.store.note_report(work.lease, {CONTEXT_TOKENS: verifier.context_tokens})
     context.drafting.prepare(work.lease, job, spec, vocabulary_digest(verifier))
     start = (work.cursor, work.next_row, work.next_group)
     planned = plan(source, context.checker(spec, verifier), spec.group_size, *start)
-    identity = identity_of(job, spec, source.format, verifier, proposer)
-    identity |= pinned_files(source, job, spec) | pinned_snapshot(given)
+    identity = identity_of(job, spec, source.format, verifier, proposer) | pinned
     batches = in_batches(planned, min(MOST_TOGETHER, context.max_open_groups))
     return Reading(source, batches, identity)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from specbatch.pipeline.inputs.contract import INPUT_FILES, Source, files_digest
+from specbatch.pipeline.inputs.contract import Source
 from specbatch.pipeline.inputs.kept import (
     check_same_files,
     kept_schema,
@@ -18,16 +18,12 @@ from specbatch.schemas.records import JobRow
 from specbatch.schemas.spec import JobSpec
 
 
-def pinned_files(source: Source, job: JobRow, spec: JobSpec) -> dict[str, str]:
-    """What the job's report keeps of the input's files, for they are read again at the end.
-
-    Raises `InputError` for columns that cannot be kept, and if the files have changed.
-    """
-    if not spec.output.keep_columns:
-        return {}
-    check_same_files(source, job.report)
-    _schema_of(source, spec)
-    return {INPUT_FILES: files_digest(source.files)}
+def check_kept(source: Source, job: JobRow, spec: JobSpec) -> None:
+    """Raises `InputError` for columns that cannot be kept, and if the files have changed: they are
+    read again at the end."""
+    if spec.output.keep_columns:
+        check_same_files(source, job.report)
+        _schema_of(source, spec)
 
 
 def kept_columns(context: StageContext, job: JobRow, spec: JobSpec) -> Kept | None:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from specbatch.pipeline.inputs.planner import PlannedGroup, plan
-from specbatch.pipeline.inputs.sources import open_source
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.outputs.best import best_of_each
 from specbatch.pipeline.outputs.names import MANIFEST
@@ -28,11 +27,12 @@ from specbatch.pipeline.runtime.tokenizers import with_its_model
 from specbatch.pipeline.stages import spans
 from specbatch.pipeline.stages.attempt import attempt
 from specbatch.pipeline.stages.context import StageContext
+from specbatch.pipeline.stages.inputs import open_again
 from specbatch.pipeline.stages.kept_columns import kept_columns
 from specbatch.pipeline.stages.lineage import output_facts
 from specbatch.pipeline.stages.remainder import Remainder, write_remainder
 from specbatch.pipeline.stages.reviews import revision_of, with_decisions
-from specbatch.pipeline.stages.tables import input_facts, input_of, table_commit
+from specbatch.pipeline.stages.tables import input_facts, table_commit
 from specbatch.pipeline.stages.whole_results import held_back, recorded, rejected_whole
 from specbatch.pipeline.storage.objects import Objects, join
 from specbatch.pipeline.storage.prompts import reader
@@ -173,8 +173,7 @@ class _Unread:
 
     def __iter__(self) -> Iterator[PlannedGroup]:
         context, spec = self.context, self.spec
-        given = input_of(context, self.job, spec)
-        source = open_source(given, context.objects, context.reader_bytes)
+        source = open_again(context, self.job, spec)
         self.format = source.format
         checker = context.checker(spec, context.models(spec.verifier))
         yield from plan(source, checker, spec.group_size, self.work.cursor, self.work.next_row)
