@@ -19,7 +19,7 @@ from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.outputs.names import MANIFEST, MARKER
 from specbatch.pipeline.outputs.outputs import read_manifest, read_output
 from specbatch.pipeline.policy.costs.balance import NOTHING, Amount, Sheet, at, by_kind
-from specbatch.pipeline.stages.publish import with_unfinished_rows
+from specbatch.pipeline.stages.unfinished import with_unfinished_rows
 from specbatch.pipeline.storage.artefacts import read_prompts
 from specbatch.pipeline.storage.objects import Objects, join, tidy
 from specbatch.pipeline.storage.workspace import read_own

@@ -43,9 +43,9 @@ from specbatch.pipeline.outputs.best import best_of_each
 from specbatch.pipeline.outputs.outputs import Manifest, OutputWriter, read_manifest
 from specbatch.pipeline.outputs.parts import Columns, OutputRow, columns_of
 from specbatch.pipeline.outputs.prompt_file import PromptFile, input_values
-from specbatch.pipeline.stages.publish import with_unfinished_rows
 from specbatch.pipeline.stages.reviews import with_decisions
 from specbatch.pipeline.stages.text_stop import Decode
+from specbatch.pipeline.stages.unfinished import with_unfinished_rows
 from specbatch.pipeline.stages.whole_results import held_back
 from specbatch.pipeline.storage.objects import Objects, join, local_path
 from specbatch.pipeline.storage.prompts import in_order

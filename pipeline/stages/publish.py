@@ -7,7 +7,6 @@ was stopped lies its remainder: the rows that are left to do, as a job of their 
 from __future__ import annotations
 
 import hashlib
-import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from specbatch.pipeline.inputs.planner import PlannedGroup, plan
-from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.outputs.best import best_of_each
 from specbatch.pipeline.outputs.names import MANIFEST
 from specbatch.pipeline.outputs.outputs import OutputWriter
@@ -33,26 +31,21 @@ from specbatch.pipeline.stages.lineage import output_facts
 from specbatch.pipeline.stages.remainder import Remainder, write_remainder
 from specbatch.pipeline.stages.reviews import revision_of, with_decisions
 from specbatch.pipeline.stages.tables import input_facts, table_commit
+from specbatch.pipeline.stages.unfinished import cancelled, unfinished_rows, with_unfinished_rows
 from specbatch.pipeline.stages.whole_results import held_back, recorded, rejected_whole
-from specbatch.pipeline.storage.objects import Objects, join
-from specbatch.pipeline.storage.prompts import reader
+from specbatch.pipeline.storage.objects import join
 from specbatch.schemas.audit import Head, PublishedManifest
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.mapper import without_details
 from specbatch.schemas.openai_formats import openai_format
 from specbatch.schemas.policies import HeldBack, Place
 from specbatch.schemas.records import (
-    FIRST_SPLIT_INDEX,
     CompletionRecord,
-    FinishReason,
     JobRow,
     JobState,
     JobWork,
-    PromptRow,
-    Prompts,
     Stage,
 )
-from specbatch.schemas.seeds import sample_seed
 from specbatch.schemas.spec import JobSpec
 
 
@@ -105,7 +98,7 @@ def _write(
             unread = () if progress.ingest_done else unread_input
             left = _write_remainder(context, folder, work, job, spec, unread)
             never_read = left.unread_rows(spec.sampling.n)
-            rows = chain(rows, (r for row in never_read for r in _cancelled(job, row)))
+            rows = chain(rows, (r for row in never_read for r in cancelled(job, row)))
             rejected = chain(rejected, left.newly_quarantined())
         input_format = job.report.get("input_format") or unread_input.format
         rows = best_of_each(rows, keep)
@@ -179,57 +172,6 @@ class _Unread:
         yield from plan(source, checker, spec.group_size, self.work.cursor, self.work.next_row)
 
 
-def with_unfinished_rows(
-    store: Store,
-    objects: Objects,
-    job: JobRow,
-    done: Iterable[CompletionRecord] | None = None,
-    with_logprobs: bool = False,
-) -> Iterator[CompletionRecord]:
-    """All completions in input order, and one error record per sample of every unfinished row.
-
-    `done`: the completions, if they do not come from the store. `with_logprobs`: also where nobody
-    asked for them.
-    """
-    return heapq.merge(
-        store.completions(job.job_id, details=with_logprobs) if done is None else done,
-        (
-            record
-            for row, word, error in unfinished_rows(store, objects, job)
-            for record in (
-                _cancelled(job, row, error)
-                if word == Stage.CANCELLED
-                else _records(job, row, FinishReason.ERROR, error or word)
-            )
-        ),
-        key=lambda record: (record.row_index, record.sample_index),
-    )
-
-
-def unfinished_rows(
-    store: Store, objects: Objects, job: JobRow
-) -> Iterator[tuple[PromptRow, str, str]]:
-    """(row, failed or cancelled, last error) of every row in a group that has no completions."""
-    read = reader(objects, job, files=2)  # of a planned group, and of one that was split off
-    kept = store.kept_rows(job.job_id)
-    planned: list[tuple[Prompts, str, str]] = []
-    split_off: list[tuple[Prompts, str, str]] = []
-    for index, word, prompts, error in store.failed_groups(job.job_id):
-        (planned if index < FIRST_SPLIT_INDEX else split_off).append((prompts, word, error))
-    # Groups were planned in the order of their rows, and are split in any order.
-    by_file = sorted(split_off, key=lambda group: (group[0].artefact.uri, group[0].row_start))
-    firsts = {group[0]: read(group[0])[0].row_index for group in by_file}
-    split_off.sort(key=lambda group: firsts[group[0]])
-
-    def rows(groups: Iterable[tuple[Prompts, str, str]]) -> Iterator[tuple[PromptRow, str, str]]:
-        for prompts, word, error in groups:
-            for row in read(prompts):
-                if row.row_index not in kept:
-                    yield row, word, error
-
-    return heapq.merge(rows(planned), rows(split_off), key=lambda found: found[0].row_index)
-
-
 def final_state(job: JobRow, progress: JobProgress) -> tuple[JobState, str | None]:
     """DONE, PARTIAL (some rows failed), FAILED (all did), or CANCELLED."""
     finished = progress.completions
@@ -256,34 +198,3 @@ def _info(job: JobRow, spec: JobSpec, head: Head) -> dict[str, Any]:
     if (best_by := spec.output.best_by) is not None:
         info |= {"keep_best": spec.output.keep_best, "best_by": best_by.shown(job.privacy.is_full)}
     return info | ({"stopped": job.stop_reason} if job.stop_reason else {})
-
-
-def _cancelled(job: JobRow, row: PromptRow, error: str = "") -> Iterator[CompletionRecord]:
-    reason = job.stop_reason or error or FinishReason.CANCELLED.value
-    return _records(job, row, FinishReason.CANCELLED, reason)
-
-
-def _records(
-    job: JobRow, row: PromptRow, reason: FinishReason, error: str
-) -> Iterator[CompletionRecord]:
-    for sample in range(row.n):
-        yield CompletionRecord(
-            row_index=row.row_index,
-            sample_index=sample,
-            row_id=row.row_id,
-            tag=row.tag,
-            seed=sample_seed(row.seed, sample),
-            prompt_tokens=len(row.prompt_ids),
-            token_ids=(),
-            text="",
-            finish_reason=reason,
-            origins=(),
-            logprobs=(),
-            proposed=0,
-            accepted=0,
-            verifier_passes=0,
-            cost_usd=0.0,
-            verifier=job.verifier,
-            proposer=job.proposer,
-            error=error,
-        )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from ledger.builders import JOB, LEASE_SEC, NO_TIME, RESULTS, completion, new_job, position
 
-from specbatch.pipeline.stages.publish import with_unfinished_rows
+from specbatch.pipeline.stages.unfinished import with_unfinished_rows
 from specbatch.pipeline.storage.artefacts import write_prompts
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.pipeline.storage.prompts import reader, rows_of
