@@ -216,6 +216,8 @@ class NewGroup:
     prompt_tokens: int
     prompts: Artefact
     first_stage: Stage  # PROPOSE or VERIFY
+    most_tokens: int  # that its prompts and outputs can have, with all samples …
+    most_row_tokens: int  # … and those of its longest row
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,6 +425,10 @@ class NewJob:
     sealed_spec: str | None = None
     numeric_class: str | None = None  # None: the first claim for VERIFY chooses it
     model_fingerprint: str | None = None  # None: ingest tells it
+    # Not kept, for its tenant's budgets: the least that a row must be allowed to take, and what all
+    # rows take at least.
+    row_tokens: int = 0
+    sure_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,7 @@ def test_groups_are_written_with_their_prompts_in_order(tmp_path: Path) -> None:
             batch,
             lambda index: Stage.PROPOSE if index == 1 else Stage.VERIFY,
             writers,
+            lambda row: 10 + len(row.prompt_ids),
         )
     assert [group.index for group in groups] == [0, 1, 2]
     assert [group.first_stage for group in groups] == [Stage.VERIFY, Stage.PROPOSE, Stage.VERIFY]
@@ -97,6 +98,8 @@ def test_groups_are_written_with_their_prompts_in_order(tmp_path: Path) -> None:
         assert read_prompts(data) == list(of.rows)
         assert (group.rows, group.source) == (len(of.rows), of.source)
         assert group.prompt_tokens == of.prompt_tokens
+        assert group.most_tokens == 10 * len(of.rows) + of.prompt_tokens
+        assert group.most_row_tokens == 10 + max(len(row.prompt_ids) for row in of.rows)
 
 
 def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
@@ -104,4 +107,5 @@ def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     batch = [planned(index) for index in range(4)]
     with ThreadPoolExecutor(4) as writers:  # noqa: SIM117 - one statement may raise
         with pytest.raises(ObjectError, match="prompts-00000002"):
-            write_groups(Objects(), job_in(tmp_path), batch, lambda _: Stage.VERIFY, writers)
+            first = lambda _: Stage.VERIFY  # noqa: E731 - as above
+            write_groups(Objects(), job_in(tmp_path), batch, first, writers, lambda _: 1)

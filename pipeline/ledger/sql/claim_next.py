@@ -1,6 +1,7 @@
 """Claims the next group in fair-share order, in three statements: who waits, the claim, its cost.
 
-`fair_share` has the order. Groups that another claimer is about to take are skipped.
+`fair_share` has the order. Groups that another claimer is about to take are skipped. For a tenant
+with a budget there are a few more: it is locked, and only a group that its budgets cover is taken.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from sqlalchemy import (
     bindparam,
     case,
     func,
+    literal,
     select,
 )
 
 from specbatch.pipeline.ledger import fair_share, rules
 from specbatch.pipeline.ledger.fair_share import Waiting
-from specbatch.pipeline.ledger.sql import leases, pinning
+from specbatch.pipeline.ledger.sql import budgets, leases, pinning
 from specbatch.pipeline.ledger.sql.leases import Claimer
 from specbatch.pipeline.ledger.sql.transactions import Now, upsert
 from specbatch.schemas.numeric_class import Pinned
@@ -53,14 +55,14 @@ def claim_next(
     if claimer.stage not in rules.CANCELLABLE:
         return None
     for _ in range(_ROUNDS):
-        waiting = _waiting(conn, now, claimer, model)
+        waiting = _affordable(conn, now, claimer, _waiting(conn, now, claimer, model))
         due = fair_share.by_turn(waiting)
         if not due:
             return None
         for job in due[:_JOBS_TRIED]:
             # One statement, so exactly one claimer wins the group.
-            claim, of_job = _longest_claim(now, claimer), {"of_job": job.job_id}
-            work = leases.taken(conn, claim, claimer.max_attempts, of_job)
+            claim, parameters = _claim_of(conn, now, claimer, job)
+            work = leases.taken(conn, claim, claimer.max_attempts, parameters)
             if work is not None:
                 weight = weights.get(job.tenant, fair_share.DEFAULT_WEIGHT)
                 pinned = _charge(conn, job, work, fair_share.floor_of(job, waiting), weight)
@@ -84,6 +86,7 @@ def _waiting(conn: Connection, now: Now, claimer: Claimer, model: str) -> list[W
             row.served,
             row.started,
             fair_share.tokens_per_row(row.max_tokens, row.samples),
+            bool(row.is_budgeted),
         )
         for row in rows
         if row.an_open_one is not None
@@ -98,6 +101,8 @@ def _waiting_query(now: Now, claimer: Claimer, model: str) -> Select[Any]:
     # groups, and in any order it would go through the table until it meets one.
     an_open_one = select(Group.group_index).where(*there).order_by(*_LONGEST).limit(1)
     a_due_one = an_open_one.where(*leases.may_claim(now, claimer))
+    verifies = claimer.stage is Stage.VERIFY  # only then tokens are spent
+    is_budgeted = budgets.is_budgeted(Job.tenant) if verifies else literal(False)
     return (
         select(
             Job.job_id,
@@ -110,6 +115,7 @@ def _waiting_query(now: Now, claimer: Claimer, model: str) -> Select[Any]:
             func.coalesce(Tenant.started, 0.0).label("started"),
             _MOST_TOKENS.label("max_tokens"),
             _SAMPLES.label("samples"),
+            is_budgeted.label("is_budgeted"),
         )
         .outerjoin(Tenant, Tenant.tenant == Job.tenant)
         .where(job_is_live(), named == model, ~Job.cancel_requested)
@@ -117,12 +123,51 @@ def _waiting_query(now: Now, claimer: Claimer, model: str) -> Select[Any]:
     )
 
 
+def _affordable(
+    conn: Connection, now: Now, claimer: Claimer, waiting: list[Waiting]
+) -> list[Waiting]:
+    """The same, where a job is due only if its tenant's budgets cover one of its groups.
+
+    Else the jobs of a tenant without tokens would be tried first, again and again.
+    """
+    limited = [job for job in waiting if job.is_budgeted and job.is_due]
+    if not limited:
+        return waiting
+    room_of = budgets.rooms(conn, now, {job.tenant for job in limited})
+    may_claim = leases.may_claim(now, claimer)
+    least = budgets.smallest(conn, [job.job_id for job in limited], *may_claim)
+
+    def is_due(job: Waiting) -> bool:
+        room = room_of.get(job.tenant)
+        return job.is_due and (room is None or least.get(job.job_id, 0) <= room)
+
+    return [replace(job, is_due=is_due(job)) for job in waiting]
+
+
+def _claim_of(
+    conn: Connection, now: Now, claimer: Claimer, job: Waiting
+) -> tuple[Executable, dict[str, Any]]:
+    """The claim of the job's longest free group that is covered, with its parameters.
+
+    Nobody else claims for a tenant with a budget from here to the commit.
+    """
+    room, of_job = None, {"of_job": job.job_id}
+    if job.is_budgeted:
+        budgets.lock(conn, job.tenant)
+        room = budgets.rooms(conn, now, [job.tenant])[job.tenant]
+    if room is None:
+        return _longest_claim(now, claimer), of_job
+    return _longest_claim(now, claimer, is_limited=True), {**of_job, "of_room": room}
+
+
 @lru_cache(maxsize=16)
-def _longest_claim(now: Now, claimer: Claimer) -> Executable:
-    """The claim of the job's longest free group. Cached, as the query of who waits."""
+def _longest_claim(now: Now, claimer: Claimer, is_limited: bool = False) -> Executable:
+    """The claim of the job's longest free group, limited to a bound of `of_room` tokens. Cached, as
+    the query of who waits."""
     job: BindParameter[str] = bindparam("of_job")
     # That a group is open is spelled out for the index.
-    free = (Group.job_id == job, group_is_open(), *leases.may_claim(now, claimer))
+    covered = [budgets.fits(bindparam("of_room"))] if is_limited else []
+    free = (Group.job_id == job, group_is_open(), *leases.may_claim(now, claimer), *covered)
     longest = (
         select(Group.group_index)
         .where(*free)
