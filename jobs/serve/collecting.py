@@ -50,11 +50,8 @@ _SAID = {
     Stop.TENANT: "the budget of your tenant was spent before this request",
     Stop.OPERATOR: "the operator stopped the batch before this request",
 }
-_TOLD = (
-    Stop.BUDGET,
-    Stop.TENANT,
-    Stop.OPERATOR,
-)  # in the batch's errors: its status does not say it
+# In the batch's errors: its status does not say it.
+_TOLD = (Stop.BUDGET, Stop.TENANT, Stop.OPERATOR)
 
 
 def collect(file_store: FileStore, batch: BatchRow, job: JobRow) -> BatchEnd:

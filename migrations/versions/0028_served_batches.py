@@ -2,8 +2,8 @@
 
 Revision 0028. Taking it back drops them; jobs stay.
 
-The most tokens of a group that is there follow from its job's spec. A row with a larger `max_tokens`
-of its own may take more, so a budget may be exceeded by such rows of jobs that were read before.
+The most tokens of a group that is there follow from its job's spec. A row with a larger
+`max_tokens` of its own may take more: such rows of jobs that were read before may exceed a budget.
 """
 
 from typing import Any

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -105,7 +106,7 @@ def test_groups_are_written_with_their_prompts_in_order(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "prompts-00000002.arrow").mkdir()
     batch = [planned(index) for index in range(4)]
-    with ThreadPoolExecutor(4) as writers:  # noqa: SIM117 - one statement may raise
+    with ThreadPoolExecutor(4) as writers:
+        write = partial(write_groups, Objects(), job_in(tmp_path), batch, lambda _: Stage.VERIFY)
         with pytest.raises(ObjectError, match="prompts-00000002"):
-            first = lambda _: Stage.VERIFY  # noqa: E731 - as above
-            write_groups(Objects(), job_in(tmp_path), batch, first, writers, lambda _: 1)
+            write(writers, lambda _: 1)
