@@ -11,7 +11,7 @@ _LEAST = 2  # of a row: a token of a prompt and one of an output
 
 def most_tokens(spec: JobSpec, row: PromptRow) -> int:
     """The most that a row's samples can have, prompts and what is continued included."""
-    own = row.overrides.get("max_tokens", spec.sampling.max_tokens)
+    own: int = row.overrides.get("max_tokens", spec.sampling.max_tokens)
     return row.n * (len(row.prompt_ids) + max(own, spec.output.malformed.max_tokens or 0))
 
 
