@@ -6,6 +6,8 @@ The most tokens of a group that is there follow from its job's spec. A row with 
 `max_tokens` of its own may take more: such rows of jobs that were read before may exceed a budget.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import sqlalchemy as sa
@@ -96,8 +98,22 @@ def _add_budgets() -> None:
         *_time("usd", nullable=False),
         sa.PrimaryKeyConstraint("tenant", "day", name="pk_tenant_spending"),
     )
-    add_columns("groups", [(name, sa.BigInteger, "0") for name in _OF_GROUPS])
+    with _next_group_index():
+        add_columns("groups", [(name, sa.BigInteger, "0") for name in _OF_GROUPS])
     _estimate_bounds()
+
+
+@contextmanager
+def _next_group_index() -> Iterator[None]:
+    """SQLite copies the table, and Alembic would make this index without its descending order."""
+    is_sqlite = op.get_context().dialect.name == "sqlite"
+    if is_sqlite:
+        op.drop_index("ix_groups_next", "groups")
+    yield
+    if is_sqlite:
+        columns = ["job_id", "stage", sa.text("prompt_tokens DESC"), "group_index"]
+        is_open = where(sa.text("stage IN ('propose', 'verify', 'record')"))
+        op.create_index("ix_groups_next", "groups", columns, **is_open)
 
 
 def _estimate_bounds() -> None:
@@ -116,7 +132,8 @@ def _estimate_bounds() -> None:
 
 
 def downgrade() -> None:
-    drop_columns("groups", _OF_GROUPS)
+    with _next_group_index():
+        drop_columns("groups", _OF_GROUPS)
     for table in ("tenant_spending", "tenant_budgets"):
         op.drop_table(table)
     for table in ("api_keys", "batches", "files"):

@@ -96,7 +96,9 @@ def _waiting(conn: Connection, now: Now, claimer: Claimer, model: str) -> list[W
 @lru_cache(maxsize=16)
 def _waiting_query(now: Now, claimer: Claimer, model: str) -> Select[Any]:
     named = Job.verifier if claimer.stage is Stage.VERIFY else Job.proposer
-    there = (Group.job_id == Job.job_id, group_is_open(), Group.stage == claimer.stage.value)
+    # The one stage before the open ones: of the two, SQLite looks for the first in the index, and
+    # with the other one it would sort what it finds.
+    there = (Group.job_id == Job.job_id, Group.stage == claimer.stage.value, group_is_open())
     # The first of them by the index, for each job: of EXISTS, PostgreSQL would make a join with all
     # groups, and in any order it would go through the table until it meets one.
     an_open_one = select(Group.group_index).where(*there).order_by(*_LONGEST).limit(1)
@@ -167,7 +169,7 @@ def _longest_claim(now: Now, claimer: Claimer, is_limited: bool = False) -> Exec
     job: BindParameter[str] = bindparam("of_job")
     # That a group is open is spelled out for the index.
     covered = [budgets.fits(bindparam("of_room"))] if is_limited else []
-    free = (Group.job_id == job, group_is_open(), *leases.may_claim(now, claimer), *covered)
+    free = (Group.job_id == job, *leases.may_claim(now, claimer), group_is_open(), *covered)
     longest = (
         select(Group.group_index)
         .where(*free)
