@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class Period(StrEnum):
@@ -54,6 +55,13 @@ class Account:
         """What these tokens will cost, at the tenant's price of a token so far."""
         total = self.spent[Period.TOTAL]
         return self.reserved_tokens * total.usd / total.tokens if total.tokens else 0.0
+
+
+class LeastTokens(NamedTuple):
+    """What a new job must be allowed to take."""
+
+    of_row: int = 0  # any of its rows, whatever its prompt
+    in_all: int = 0  # all rows that are known of
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,9 +111,12 @@ def _next_group_index() -> Iterator[None]:
         op.drop_index("ix_groups_next", "groups")
     yield
     if is_sqlite:
-        columns = ["job_id", "stage", sa.text("prompt_tokens DESC"), "group_index"]
-        is_open = where(sa.text("stage IN ('propose', 'verify', 'record')"))
-        op.create_index("ix_groups_next", "groups", columns, **is_open)
+        op.create_index(
+            "ix_groups_next",
+            "groups",
+            ["job_id", "stage", sa.text("prompt_tokens DESC"), "group_index"],
+            sqlite_where=sa.text("stage IN ('propose', 'verify', 'record')"),
+        )
 
 
 def _estimate_bounds() -> None:

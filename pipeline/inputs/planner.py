@@ -163,10 +163,9 @@ def write_groups(
     batch: Sequence[PlannedGroup],
     first_stage: Callable[[int], Stage],
     writers: Executor,
-    most_tokens: Callable[[PromptRow], int],
+    most_tokens: Callable[[PromptRow], int],  # of a row's samples, prompts included
 ) -> list[NewGroup]:
-    """Write the prompts file of each group that has rows. `most_tokens`: that a row's samples can
-    have, prompts included. Raises `ObjectError`."""
+    """Write the prompts file of each group that has rows. Raises `ObjectError`."""
 
     def write(planned: PlannedGroup) -> NewGroup:
         name = f"prompts-{planned.index:08d}.arrow"

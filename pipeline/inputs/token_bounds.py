@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from specbatch.schemas.budgets import LeastTokens
 from specbatch.schemas.openai_formats import OPENAI_FORMATS
 from specbatch.schemas.records import PromptRow
 from specbatch.schemas.spec import JobSpec
@@ -15,16 +16,19 @@ def most_tokens(spec: JobSpec, row: PromptRow) -> int:
     return row.n * (len(row.prompt_ids) + max(own, spec.output.malformed.max_tokens or 0))
 
 
-def row_tokens(spec: JobSpec) -> int:
-    """What any row must be allowed to take, whatever its prompt."""
+def least_tokens(spec: JobSpec, rows: int) -> LeastTokens:
+    """Of a job with so many known rows, which are good."""
+    return LeastTokens(_of_row(spec), _in_all(spec, rows))
+
+
+def _of_row(spec: JobSpec) -> int:
     if _has_own_values(spec):
         return _LEAST
     longest = max(spec.sampling.max_tokens, spec.output.malformed.max_tokens or 0)
     return spec.sampling.n * (1 + longest)
 
 
-def sure_tokens(spec: JobSpec, rows: int) -> int:
-    """What so many good rows take at least."""
+def _in_all(spec: JobSpec, rows: int) -> int:
     if spec.reuse_outputs:
         return 0  # all of them may be copies
     if _has_own_values(spec):

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from specbatch.schemas.budgets import Account, Budget, Period, Shortfall
+from specbatch.schemas.budgets import Account, Budget, LeastTokens, Period, Shortfall
 
 DAY_SEC = 86_400.0
 _STOPPED = "its tenant's budget "
@@ -146,9 +146,8 @@ def stopped_by_tenant(stop_reason: str | None) -> bool:
     return stop_reason is not None and stop_reason.startswith(_STOPPED)
 
 
-def refusals(account: Account, row_tokens: int, sure_tokens: int) -> Iterator[str]:
-    """Why a new job cannot be done, by budget: any of its rows may take `row_tokens`, and all of
-    them take `sure_tokens` at least."""
+def refusals(account: Account, least: LeastTokens) -> Iterator[str]:
+    """Why a new job cannot be done, by budget."""
     for budget in account.budgets:
         is_total = budget.period is Period.TOTAL
         spent = account.spent[budget.period]
@@ -160,10 +159,10 @@ def refusals(account: Account, row_tokens: int, sure_tokens: int) -> Iterator[st
         has = f"{left:,} tokens are left of the budget {_named(budget)}"
         if not is_total:
             has = f"the budget is {_named(budget)}"
-        if row_tokens > left:
-            yield f"{has}, and one row may take {row_tokens:,}: lower max_tokens"
-        elif is_total and sure_tokens > left:
-            yield f"{has}, and its rows take {sure_tokens:,} at least"
+        if least.of_row > left:
+            yield f"{has}, and one row may take {least.of_row:,}: lower max_tokens"
+        elif is_total and least.in_all > left:
+            yield f"{has}, and its rows take {least.in_all:,} at least"
 
 
 def _time(at: float) -> str:

@@ -128,11 +128,9 @@ class Store(Serving, Budgeting, Protocol):
         """
 
     def stop_overdue(self) -> set[str]:
-        """Cancel live jobs whose deadline has passed or whose budget is spent; return their ids.
-
-        The budget pays for attempts that were kept and for those in flight so far. So are jobs that
-        their tenant's budget will never cover, once nothing of the tenant is under way.
-        """
+        """Cancel live jobs whose deadline has passed or whose budget is spent; return their ids. So
+        are those that a budget of their tenant never covers. A job's own pays for attempts that
+        were kept and for those in flight."""
 
     def cancelled_jobs(self, spent_usd: Mapping[Lease, float]) -> set[str]:
         """The leases' jobs that have the cancel flag, after `stop_overdue` on these jobs.

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 
-from specbatch.pipeline.inputs.token_bounds import row_tokens, sure_tokens
+from specbatch.pipeline.inputs.token_bounds import least_tokens
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.observe.tracing.context import CurrentWork, work_on
 from specbatch.pipeline.observe.tracing.span_names import SUBMIT
@@ -60,11 +60,9 @@ class Client:
     def submit(
         self, spec: JobSpec, idempotency_key: str | None = None, rows: int = 1
     ) -> tuple[JobRow, bool]:
-        """Create the job, or find the one this key made; True when it is new. `rows`: so many are
-        known to be in its input.
+        """Create the job, or find the one this key made; True when it is new. `rows`: known ones.
 
-        Raises `IdempotencyError` when the key was used for another spec, and `OverBudgetError` when
-        a budget of the tenant cannot cover the job.
+        Raises `IdempotencyError` when the key was used for another spec, and `OverBudgetError`.
         """
         with closing(self._tracing()) as tracing:
             begun_ns = time.time_ns()
@@ -95,8 +93,7 @@ class Client:
                 budget_usd=spec.budget_usd,
                 numeric_class=spec.engine.numeric_class,
                 model_fingerprint=spec.model_fingerprint,
-                row_tokens=row_tokens(spec),
-                sure_tokens=sure_tokens(spec, rows),
+                least=least_tokens(spec, rows),
             )
         )
         return self._store.create_job(order)

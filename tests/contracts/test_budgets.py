@@ -24,7 +24,7 @@ from ledger.builders import (
 
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.sql.migrate import open_store
-from specbatch.schemas.budgets import Account, Period, Spent
+from specbatch.schemas.budgets import Account, LeastTokens, Period, Spent
 from specbatch.schemas.errors import FencedError, OverBudgetError, UsageError
 from specbatch.schemas.records import CompletionRecord, GroupWork, JobState, Lease, Stage
 
@@ -341,7 +341,7 @@ def test_a_job_that_cannot_be_covered_is_refused(
     ingest(store, "job-1", groups=1)
     record(store, found(claim(store)))
     limit(store, GROUP, period)
-    job = new_job("job-2", tenant="acme", row_tokens=row_tokens, sure_tokens=sure_tokens)
+    job = new_job("job-2", tenant="acme", least=LeastTokens(row_tokens, sure_tokens))
     if said is None:
         assert store.create_job(job)[1]
         return

@@ -9,7 +9,8 @@ lock before that of any job or group. Commits do not take it: what they book was
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import (
@@ -26,6 +27,7 @@ from sqlalchemy import (
 )
 
 from specbatch.pipeline.ledger import budget_rules
+from specbatch.pipeline.ledger.fair_share import Waiting
 from specbatch.pipeline.ledger.sql import audit_log
 from specbatch.pipeline.ledger.sql.transactions import Now, upsert
 from specbatch.schemas.budget_tables import TenantBudget, TenantSpending
@@ -197,9 +199,37 @@ def book(conn: Connection, at: float, tenant: str, records: Iterable[CompletionR
 # --- what they hold back --------------------------------------------------------------------
 
 
-def rooms(conn: Connection, now: Now, tenants: Iterable[str]) -> dict[str, int | None]:
-    """By tenant the largest bound of a group that may be claimed now; None: any."""
-    return {name: budget_rules.room(account(conn, now, name)) for name in tenants}
+def room_to_claim(conn: Connection, now: Now, tenant: str) -> int | None:
+    """The largest bound of a group that may be claimed; None: any.
+
+    Nobody else claims for the tenant from here to the commit.
+    """
+    lock(conn, tenant)
+    return budget_rules.room(account(conn, now, tenant))
+
+
+def affordable(
+    conn: Connection,
+    now: Now,
+    waiting: list[Waiting],
+    may_claim: Callable[[], Sequence[ColumnElement[bool]]],
+) -> list[Waiting]:
+    """The same, where a job is due only if its tenant's budgets cover a group that may be claimed.
+
+    Else the jobs of a tenant without tokens would be tried first, again and again.
+    """
+    limited = [job for job in waiting if job.is_budgeted and job.is_due]
+    if not limited:
+        return waiting
+    tenants = {job.tenant for job in limited}
+    rooms = {name: budget_rules.room(account(conn, now, name)) for name in tenants}
+    least = smallest(conn, [job.job_id for job in limited], *may_claim())
+
+    def is_due(job: Waiting) -> bool:
+        room = rooms.get(job.tenant)
+        return job.is_due and (room is None or least.get(job.job_id, 0) <= room)
+
+    return [replace(job, is_due=is_due(job)) for job in waiting]
 
 
 def smallest(
@@ -249,7 +279,7 @@ def check_new(conn: Connection, now: Now, job: NewJob) -> None:
     if not has_budget(conn, job.tenant):
         return
     of_tenant = account(conn, now, job.tenant)
-    for reason in budget_rules.refusals(of_tenant, job.row_tokens, job.sure_tokens):
+    for reason in budget_rules.refusals(of_tenant, job.least):
         raise OverBudgetError(f"tenant {job.tenant} cannot submit this job: {reason}")
 
 

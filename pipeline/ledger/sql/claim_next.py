@@ -1,14 +1,14 @@
 """Claims the next group in fair-share order, in three statements: who waits, the claim, its cost.
 
-`fair_share` has the order. Groups that another claimer is about to take are skipped. For a tenant
-with a budget there are a few more: it is locked, and only a group that its budgets cover is taken.
+`fair_share` has the order. Groups that another claimer is about to take are skipped, and so are
+those that a budget of their tenant does not cover, which takes a few statements more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from sqlalchemy import (
@@ -51,17 +51,19 @@ def claim_next(
 
     Raises `UnpinnedError` and `MovedError`.
     """
-    serves = claimer.serves
+    serves, may_claim = claimer.serves, partial(leases.may_claim, now, claimer)
     if claimer.stage not in rules.CANCELLABLE:
         return None
     for _ in range(_ROUNDS):
-        waiting = _affordable(conn, now, claimer, _waiting(conn, now, claimer, model))
-        due = fair_share.by_turn(waiting)
+        waiting = _waiting(conn, now, claimer, model)
+        due = fair_share.by_turn(budgets.affordable(conn, now, waiting, may_claim))
         if not due:
             return None
         for job in due[:_JOBS_TRIED]:
             # One statement, so exactly one claimer wins the group.
-            claim, parameters = _claim_of(conn, now, claimer, job)
+            room = budgets.room_to_claim(conn, now, job.tenant) if job.is_budgeted else None
+            claim = _longest_claim(now, claimer, is_limited=room is not None)
+            parameters = {"of_job": job.job_id, **({} if room is None else {"of_room": room})}
             work = leases.taken(conn, claim, claimer.max_attempts, parameters)
             if work is not None:
                 weight = weights.get(job.tenant, fair_share.DEFAULT_WEIGHT)
@@ -96,15 +98,13 @@ def _waiting(conn: Connection, now: Now, claimer: Claimer, model: str) -> list[W
 @lru_cache(maxsize=16)
 def _waiting_query(now: Now, claimer: Claimer, model: str) -> Select[Any]:
     named = Job.verifier if claimer.stage is Stage.VERIFY else Job.proposer
-    # The one stage before the open ones: of the two, SQLite looks for the first in the index, and
-    # with the other one it would sort what it finds.
+    # The one stage comes first: SQLite takes the first for the index, and else sorts what it finds.
     there = (Group.job_id == Job.job_id, Group.stage == claimer.stage.value, group_is_open())
     # The first of them by the index, for each job: of EXISTS, PostgreSQL would make a join with all
     # groups, and in any order it would go through the table until it meets one.
     an_open_one = select(Group.group_index).where(*there).order_by(*_LONGEST).limit(1)
     a_due_one = an_open_one.where(*leases.may_claim(now, claimer))
-    verifies = claimer.stage is Stage.VERIFY  # only then tokens are spent
-    is_budgeted = budgets.is_budgeted(Job.tenant) if verifies else literal(False)
+    is_budgeted = budgets.is_budgeted(Job.tenant) if named is Job.verifier else literal(False)
     return (
         select(
             Job.job_id,
@@ -125,51 +125,13 @@ def _waiting_query(now: Now, claimer: Claimer, model: str) -> Select[Any]:
     )
 
 
-def _affordable(
-    conn: Connection, now: Now, claimer: Claimer, waiting: list[Waiting]
-) -> list[Waiting]:
-    """The same, where a job is due only if its tenant's budgets cover one of its groups.
-
-    Else the jobs of a tenant without tokens would be tried first, again and again.
-    """
-    limited = [job for job in waiting if job.is_budgeted and job.is_due]
-    if not limited:
-        return waiting
-    room_of = budgets.rooms(conn, now, {job.tenant for job in limited})
-    may_claim = leases.may_claim(now, claimer)
-    least = budgets.smallest(conn, [job.job_id for job in limited], *may_claim)
-
-    def is_due(job: Waiting) -> bool:
-        room = room_of.get(job.tenant)
-        return job.is_due and (room is None or least.get(job.job_id, 0) <= room)
-
-    return [replace(job, is_due=is_due(job)) for job in waiting]
-
-
-def _claim_of(
-    conn: Connection, now: Now, claimer: Claimer, job: Waiting
-) -> tuple[Executable, dict[str, Any]]:
-    """The claim of the job's longest free group that is covered, with its parameters.
-
-    Nobody else claims for a tenant with a budget from here to the commit.
-    """
-    room, of_job = None, {"of_job": job.job_id}
-    if job.is_budgeted:
-        budgets.lock(conn, job.tenant)
-        room = budgets.rooms(conn, now, [job.tenant])[job.tenant]
-    if room is None:
-        return _longest_claim(now, claimer), of_job
-    return _longest_claim(now, claimer, is_limited=True), {**of_job, "of_room": room}
-
-
 @lru_cache(maxsize=16)
 def _longest_claim(now: Now, claimer: Claimer, is_limited: bool = False) -> Executable:
-    """The claim of the job's longest free group, limited to a bound of `of_room` tokens. Cached, as
-    the query of who waits."""
+    """The claim of the job's longest free group, of at most `of_room` tokens. Cached as well."""
     job: BindParameter[str] = bindparam("of_job")
     # That a group is open is spelled out for the index.
-    covered = [budgets.fits(bindparam("of_room"))] if is_limited else []
-    free = (Group.job_id == job, *leases.may_claim(now, claimer), group_is_open(), *covered)
+    free = (Group.job_id == job, *leases.may_claim(now, claimer), group_is_open())
+    free += (budgets.fits(bindparam("of_room")),) if is_limited else ()
     longest = (
         select(Group.group_index)
         .where(*free)

@@ -88,8 +88,7 @@ def claim_group(
     parameters: dict[str, Any] = {"of_job": job_id, "of_index": index}
     claim = _claim(now, claimer)
     if stage is Stage.VERIFY and (tenant := _budgeted_tenant(conn, job_id)) is not None:
-        budgets.lock(conn, tenant)
-        room = budgets.rooms(conn, now, [tenant])[tenant]
+        room = budgets.room_to_claim(conn, now, tenant)
         if room is not None:
             claim, parameters["of_room"] = _claim(now, claimer, is_limited=True), room
     work = taken(conn, claim, max_attempts, parameters)
