@@ -64,6 +64,9 @@ class LeastTokens(NamedTuple):
     in_all: int = 0  # all rows that are known of
 
 
+NOTHING_SURE = LeastTokens()
+
+
 @dataclass(frozen=True, slots=True)
 class Shortfall:
     """A live job none of whose groups can be claimed for VERIFY, by its tenant's budgets."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any, NamedTuple
 
-from specbatch.schemas.budgets import LeastTokens
+from specbatch.schemas.budgets import NOTHING_SURE, LeastTokens
 from specbatch.schemas.policies import Ruled
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.provenance import NO_PROVENANCE, NO_TICKS, Provenance, Ticks
@@ -426,7 +426,7 @@ class NewJob:
     sealed_spec: str | None = None
     numeric_class: str | None = None  # None: the first claim for VERIFY chooses it
     model_fingerprint: str | None = None  # None: ingest tells it
-    least: LeastTokens = LeastTokens()  # for its tenant's budgets; not kept
+    least: LeastTokens = NOTHING_SURE  # for its tenant's budgets; not kept
 
 
 @dataclass(frozen=True, slots=True)
