@@ -147,7 +147,7 @@ def begin(store: Store, job_id: str, groups: int) -> None:
     work = store.claim_job(job_id, Stage.INGEST, "bench", LEASE_SEC)
     assert work is not None, "nobody else is there"
     where, artefact = SourcePosition("file:///in", "v", 0, 0), Artefact("file:///p", "0" * 64, 1)
-    planned = [NewGroup(i, where, ROWS, 1, artefact, Stage.VERIFY) for i in range(groups)]
+    planned = [NewGroup(i, where, ROWS, 1, artefact, Stage.VERIFY, ROWS, 1) for i in range(groups)]
     store.add_groups(work.lease, planned, [], groups * ROWS, where)
     store.finish_ingest(work.lease, groups * ROWS, {})
 

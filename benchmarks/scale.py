@@ -184,7 +184,8 @@ def add_job(store: Store, job_id: str, groups: int) -> None:
     prompts = Artefact("file:///prompts.arrow", "0" * 64, 1)
     at = SourcePosition("file:///in.parquet", "v", 0, 0)
     planned = [
-        NewGroup(index, at, ROWS, ROWS * 64, prompts, Stage.VERIFY) for index in range(groups)
+        NewGroup(index, at, ROWS, ROWS * 64, prompts, Stage.VERIFY, ROWS * 192, 192)
+        for index in range(groups)
     ]
     store.add_groups(work.lease, planned, [], groups * ROWS, at)
     store.finish_ingest(work.lease, groups * ROWS, {})

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from specbatch.schemas.budgets import Shortfall
 from specbatch.schemas.fingerprint import differing, listed, shown
 from specbatch.schemas.numeric_class import UNKNOWN, Serves, key_of_spec
 from specbatch.schemas.presence import ProcessNow, alive_words
@@ -220,15 +221,20 @@ class Backlog:
     workers: tuple[WorkerNow, ...]  # by owner
     pinned: tuple[PinnedJob, ...] = ()  # by id
     processes: tuple[ProcessNow, ...] = ()  # by owner
+    over_budget: tuple[Shortfall, ...] = ()  # by job id
 
     def waiting(self, silence_sec: float = math.inf) -> dict[str, str]:
-        """Says, by id, what jobs wait for that no live worker can continue.
+        """Says, by id, what jobs wait for that no live worker can continue, or none may.
 
         Workers count as dead after `silence_sec` without a heartbeat.
         """
         alive = self.alive(silence_sec)
         found = {job.job_id: job.waits(alive) for job in self.pinned}
-        return {job_id: words for job_id, words in found.items() if words is not None}
+        said = {job_id: words for job_id, words in found.items() if words is not None}
+        for one in self.over_budget:
+            first = f"{said[one.job_id]}; and it " if one.job_id in said else ""
+            said[one.job_id] = first + one.words
+        return said
 
     def alive(self, silence_sec: float) -> Alive:
         """Workers with a heartbeat since then."""

@@ -9,6 +9,7 @@
     │   │   └── ModelChangedError   they are not those that a job began with
     │   ├── OutputError          the output location holds another job, or is not writable
     │   ├── IdempotencyError     same key, different spec
+    │   ├── OverBudgetError      a tenant's budget does not cover it
     │   └── MissingExtraError    a part of the install is needed and absent
     ├── JobNotFoundError         no such job                                  exit 2
     ├── WaitTimeoutError         the wait timed out; the job continues        exit 6
@@ -111,6 +112,10 @@ class IdempotencyError(UsageError):
     def __init__(self, message: str, *, job_id: str = "") -> None:
         super().__init__(message)
         self.job_id = job_id
+
+
+class OverBudgetError(UsageError):
+    """A tenant's budget does not cover what is asked for; the message names what is left."""
 
 
 class MissingExtraError(UsageError):

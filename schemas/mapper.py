@@ -111,6 +111,8 @@ def group_values(job_id: str, group: NewGroup, stage: Stage, now: Any) -> dict[s
         "source": asdict(group.source),
         "rows": group.rows,
         "prompt_tokens": group.prompt_tokens,
+        "most_tokens": group.most_tokens,
+        "most_row_tokens": group.most_row_tokens,
         "prompts": asdict(group.prompts),
         "ready_at": now,
     }

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any, NamedTuple
 
+from specbatch.schemas.budgets import NOTHING_SURE, LeastTokens
 from specbatch.schemas.policies import Ruled
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.provenance import NO_PROVENANCE, NO_TICKS, Provenance, Ticks
@@ -216,6 +217,8 @@ class NewGroup:
     prompt_tokens: int
     prompts: Artefact
     first_stage: Stage  # PROPOSE or VERIFY
+    most_tokens: int  # that its prompts and outputs can have, with all samples …
+    most_row_tokens: int  # … and those of its longest row
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,6 +426,7 @@ class NewJob:
     sealed_spec: str | None = None
     numeric_class: str | None = None  # None: the first claim for VERIFY chooses it
     model_fingerprint: str | None = None  # None: ingest tells it
+    least: LeastTokens = NOTHING_SURE  # for its tenant's budgets; not kept
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,8 @@ TABLES = (
     "rollout_groups",
     "pair_trials",
     "tenants",
+    "tenant_budgets",
+    "tenant_spending",
     "audit_log",
     "audits",
     "audit_findings",
@@ -87,7 +89,7 @@ RIGHTS: Mapping[str, Rights] = {
             *("groups", "completions", "rejected_rows", "decisions", "machine_knowledge"),
             *("acceptance_priors", "tenants", "audit_log", "worker_sessions", "time_slices"),
             *("worker_processes", "notifications", "acceptance_days", "rollout_groups"),
-            *("stage_usage", "reusable_outputs"),
+            *("stage_usage", "reusable_outputs", "tenant_spending"),
         ),
         deletes=("worker_processes", "acceptance_days"),  # of those that ended; of long ago
         columns={
@@ -105,11 +107,13 @@ RIGHTS: Mapping[str, Rights] = {
                 *("in_flight_usd", "drafts", "results", "waited_sec", "queue_sec", "compute_sec"),
                 *("device_usd", "completions", "rows_failed", "completion_tokens", "proposed"),
                 *("accepted", "verifier_passes", "cost_usd"),
+                *("most_tokens", "most_row_tokens", "reserved_tokens"),
             ),
             "machine_knowledge": ("state", "updated_at"),
             "acceptance_priors": ("agreed", "tested", "learned_at"),
             "acceptance_days": ("agreed", "tested"),
             "tenants": ("weight", "served", "started"),
+            "tenant_spending": ("tokens", "usd"),
             "worker_sessions": (
                 *("beat_at", "ended_at", "seen_ticks", "idle_ticks", "overhead_ticks"),
                 *("lost_ticks", "leased_ticks", "serves"),
@@ -132,7 +136,7 @@ RIGHTS: Mapping[str, Rights] = {
     OPERATOR: Rights(
         inserts=(
             *("audit_log", "schedule_runs", "draft_switches", "models", "deployments"),
-            *("rollouts", "pair_trials", "files", "batches", "api_keys"),
+            *("rollouts", "pair_trials", "files", "batches", "api_keys", "tenant_budgets"),
         ),
         deletes=("files",),  # by their owners
         inserted={
@@ -161,6 +165,7 @@ RIGHTS: Mapping[str, Rights] = {
             ),
             "acceptance_days": ("superseded",),
             "draft_switches": ("on_at", "on_by"),
+            "tenant_budgets": ("ended_at", "ended_by", "end_reason"),
             "models": ("retired_at", "retired_by"),
             "deployments": ("ended_at", "ended_by", "end_reason"),
             "rollouts": ("outcome", "ended_at", "ended_by", "end_reason"),
@@ -173,7 +178,10 @@ RIGHTS: Mapping[str, Rights] = {
             "files": ("created_at",),  # whoever locks a row may update some column of it
             "api_keys": ("revoked_at",),
         },
-        sequences=("draft_switches_id_seq", "deployments_id_seq", "rollouts_id_seq"),
+        sequences=(
+            *("draft_switches_id_seq", "deployments_id_seq", "rollouts_id_seq"),
+            "tenant_budgets_id_seq",
+        ),
         functions=(months.FUNCTION,),
         hidden={"completions": TEXTS},
     ),

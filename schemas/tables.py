@@ -140,6 +140,11 @@ class Group(Leased, Base):
     source: Mapped[dict[str, Any]]  # SourcePosition of its first row
     rows: Mapped[int]
     prompt_tokens: Mapped[int] = mapped_column(BigInteger)
+    # Of prompts and outputs, all samples: the most that its rows can have, and that one can.
+    most_tokens: Mapped[int] = mapped_column(BigInteger)
+    most_row_tokens: Mapped[int] = mapped_column(BigInteger)
+    # Of its tenant's budget, by its last claim for VERIFY; counts as `sql/budgets.py` says.
+    reserved_tokens: Mapped[int] = mapped_column(BigInteger, default=0)
     prompts: Mapped[dict[str, Any]]  # Artefact
     row_start: Mapped[int] = mapped_column(default=0)  # of the artefact's rows: its first …
     row_stop: Mapped[int | None]  # … and behind its last; NULL: to the end

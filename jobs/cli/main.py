@@ -64,6 +64,7 @@ SENTENCES = {
     "have both.",
     "serve": "Serve files and batches over HTTP as OpenAI does, to its own clients.",
     "api-keys": "Make, list and revoke the API keys of `specbatch serve`.",
+    "tenants": "Show what tenants have spent, reserved and left; set and remove their budgets.",
     "scheduler": "Run what schedule files say when its time comes. Several may run at once.",
     "schedules": "List schedules: when each is due next, and the result of its last run.",
     "top": "Watch workers, queues and jobs until Ctrl-C. Prints once if stdout is not a terminal.",

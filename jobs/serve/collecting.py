@@ -19,6 +19,7 @@ import orjson
 
 from specbatch.jobs.serve.errors import failure
 from specbatch.jobs.serve.file_store import FILE, FileStore
+from specbatch.pipeline.ledger.budget_rules import stopped_by_tenant
 from specbatch.pipeline.ledger.rules import budget_was_spent, deadline_passed
 from specbatch.pipeline.outputs.names import OPENAI
 from specbatch.schemas.file_modes import new_file
@@ -38,6 +39,7 @@ class Stop(StrEnum):
     WINDOW = "batch_expired"
     CLIENT = "batch_cancelled"
     BUDGET = "budget_spent"
+    TENANT = "token_limit_exceeded"
     OPERATOR = "stopped_by_operator"
 
 
@@ -45,9 +47,11 @@ _SAID = {
     Stop.WINDOW: "the completion window ended before this request",
     Stop.CLIENT: "the batch was cancelled before this request",
     Stop.BUDGET: "the budget of a batch of this model was spent before this request",
+    Stop.TENANT: "the budget of your tenant was spent before this request",
     Stop.OPERATOR: "the operator stopped the batch before this request",
 }
-_TOLD = (Stop.BUDGET, Stop.OPERATOR)  # in the batch's errors: its status does not say it
+# In the batch's errors: its status does not say it.
+_TOLD = (Stop.BUDGET, Stop.TENANT, Stop.OPERATOR)
 
 
 def collect(file_store: FileStore, batch: BatchRow, job: JobRow) -> BatchEnd:
@@ -65,7 +69,7 @@ def collect(file_store: FileStore, batch: BatchRow, job: JobRow) -> BatchEnd:
         failed=failed.lines - failed.stopped,
         output=made,
         errors_file=refused,
-        errors=_told(stop),
+        errors=_told(stop, job),
         finalizing_at=job.finished_at,
     )
 
@@ -74,7 +78,7 @@ def not_run(batch: BatchRow, job: JobRow) -> BatchEnd:
     """The end of a batch whose job ended without an output. Why it failed is the operator's to see:
     it may name folders."""
     if (stop := why_stopped(batch, job)) is not None:
-        return BatchEnd(_status(stop), errors=_told(stop))
+        return BatchEnd(_status(stop), errors=_told(stop, job))
     said = f"the batch could not be run: ask the operator about job {job.job_id}"
     return BatchEnd(BatchStatus.FAILED, errors=(failure("batch_failed", said),))
 
@@ -87,6 +91,8 @@ def why_stopped(batch: BatchRow, job: JobRow) -> Stop | None:
         return Stop.CLIENT
     if deadline_passed(job.stop_reason):
         return Stop.WINDOW
+    if stopped_by_tenant(job.stop_reason):
+        return Stop.TENANT
     return Stop.BUDGET if budget_was_spent(job.stop_reason) else Stop.OPERATOR
 
 
@@ -96,8 +102,11 @@ def _status(stop: Stop | None) -> BatchStatus:
     return BatchStatus.EXPIRED if stop is Stop.WINDOW else BatchStatus.CANCELLED
 
 
-def _told(stop: Stop | None) -> tuple[dict[str, Any], ...]:
-    return () if stop is None or stop not in _TOLD else (failure(stop, _SAID[stop]),)
+def _told(stop: Stop | None, job: JobRow) -> tuple[dict[str, Any], ...]:
+    if stop is None or stop not in _TOLD:
+        return ()
+    said = f"{_SAID[stop]}: {job.stop_reason}" if stop is Stop.TENANT else _SAID[stop]
+    return (failure(stop, said),)
 
 
 @dataclass(slots=True)

@@ -25,7 +25,7 @@ from specbatch.jobs.serve.models import ServedModel
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.privacy.tenants import NOBODY_PRIVATE, Privacy
 from specbatch.pipeline.runtime.client import Client
-from specbatch.schemas.errors import SpecbatchError, UsageError
+from specbatch.schemas.errors import OverBudgetError, SpecbatchError, UsageError
 from specbatch.schemas.records import JobRow
 from specbatch.schemas.serving import BatchEnd, BatchPhase, BatchRow, BatchStatus
 
@@ -128,6 +128,8 @@ class Reconciler:
                 return self._failed(batch, "model_not_found", said)
             try:
                 job = self._new_job(batch, model, left_sec)
+            except OverBudgetError as error:
+                return self._failed(batch, "token_limit_exceeded", str(error))
             except UsageError as error:  # will not pass
                 log.error("batch %s cannot be submitted: %s", batch.batch_id, error)
                 return self._failed(batch, "batch_failed", for_clients(error))
@@ -137,7 +139,7 @@ class Reconciler:
         source = self.file_store.path_of(batch.input_file_id)
         output = self.file_store.output_of(batch.batch_id)
         spec = model.spec(source, batch.endpoint, output, batch.tenant, left_sec)
-        job, _ = self.client.submit(spec, batch.batch_id)
+        job, _ = self.client.submit(spec, batch.batch_id, batch.requests)
         said = "batch %s of tenant %s begins: job %s, %d requests of model %s"
         log.info(said, batch.batch_id, batch.tenant, job.job_id, batch.requests, batch.model)
         return job

@@ -24,7 +24,13 @@ from specbatch.pipeline.ledger.rules import reason_to_stop
 from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.pipeline.runtime.client import Client
 from specbatch.pipeline.runtime.leases import owner_here
-from specbatch.schemas.errors import ModelError, ObjectError, StoreError, UsageError
+from specbatch.schemas.errors import (
+    JobInterrupted,
+    ModelError,
+    ObjectError,
+    StoreError,
+    UsageError,
+)
 from specbatch.schemas.records import JobRow, JobState, Stage
 from specbatch.schemas.serving import BatchRow
 from specbatch.schemas.settings import Settings
@@ -34,6 +40,7 @@ log = logging.getLogger(__name__)
 
 EVERY_SEC = 0.3
 AWAY_SEC = 30.0  # before a model folder that is missing is looked for again
+BUDGET_EVERY_SEC = 2.0  # between two looks at what a running job waits for
 PAUSE_SEC = 5.0  # after what may pass by itself
 NOT_SERVED = "its model cannot be run here"
 
@@ -42,13 +49,33 @@ def next_job(
     store: Store, service_id: str, passed_over: Collection[str] = ()
 ) -> tuple[BatchRow, JobRow] | None:
     """The job to do now: one that is to stop, which is quick, else the oldest that is not passed
-    over. `passed_over`: ids of batches that cannot be done by this process."""
+    over and does not wait for a budget of its tenant. `passed_over`: ids of batches that cannot be
+    done by this process."""
     open_ones = store.open_batches(service_id)
     begun = [(b, store.get_job(b.job_id)) for b in open_ones if b.job_id is not None]
     waiting = [(batch, job) for batch, job in begun if not job.state.is_final]
     stopping = [(batch, job) for batch, job in waiting if _must_stop(batch, job)]
-    able = [(batch, job) for batch, job in waiting if batch.batch_id not in passed_over]
+    held_back = waiting_for_budget(store)
+    for batch, job in waiting:
+        if job.job_id in held_back and batch.waits_because is None:
+            store.note_batch_waits(batch.batch_id, held_back[job.job_id])
+    able = [
+        (batch, job)
+        for batch, job in waiting
+        if batch.batch_id not in passed_over and job.job_id not in held_back
+    ]
     return next(iter([*stopping, *able]), None)
+
+
+def waiting_for_budget(store: Store) -> dict[str, str]:
+    """Jobs that have nothing to be done before a budget of their tenant covers it: in words, what
+    each waits for. A job that no budget will cover is not among them: it has to stop."""
+    short = [one for one in store.budget_shortfalls() if not one.is_final]
+    return {
+        one.job_id: one.words
+        for one in short
+        if not store.due(limit=1, job_id=one.job_id) and not store.holders(one.job_id)
+    }
 
 
 def _must_stop(batch: BatchRow, job: JobRow) -> bool:
@@ -59,6 +86,22 @@ def is_away(job: JobRow) -> bool:
     """Whether a model folder of the job is not there, as while its disk is not mounted."""
     folders = [Path(ref) for ref in (job.verifier, job.proposer) if ref and ref.startswith("/")]
     return not all(folder.is_dir() and os.access(folder, os.R_OK) for folder in folders)
+
+
+@dataclass(slots=True)
+class _BudgetWatch:
+    """Looks whether the running job only waits for a budget, while other batches could be done."""
+
+    store: Store
+    job_id: str
+    words: str = ""  # what it waits for
+    _next_at: float = 0.0
+
+    def holds_back(self) -> bool:
+        if time.monotonic() >= self._next_at:
+            self._next_at = time.monotonic() + BUDGET_EVERY_SEC
+            self.words = waiting_for_budget(self.store).get(self.job_id, "")
+        return bool(self.words)
 
 
 @dataclass(slots=True)
@@ -92,9 +135,15 @@ class Runner:
         batch, job = found
         if batch.waits_because is not None:
             self.store.note_batch_waits(batch.batch_id, None)
-        watcher = Watcher(lambda: nullcontext(lambda *_: None), log.info)
+        budget = _BudgetWatch(self.store, job.job_id)
+        watcher = Watcher(lambda: nullcontext(lambda *_: None), log.info, budget.holds_back)
         try:
             run_job(self.settings, spec_of(job), job, watcher)
+        except JobInterrupted:
+            if not budget.words:
+                raise
+            log.warning("batch %s %s", batch.batch_id, budget.words)
+            self.store.note_batch_waits(batch.batch_id, budget.words)
         except ModelError as error:
             if is_away(job):
                 self._pass_over(batch, self.store.get_job(job.job_id), error, AWAY_SEC)

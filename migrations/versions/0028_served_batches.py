@@ -1,18 +1,25 @@
-"""Files, batches and API keys of `specbatch serve`.
+"""Files, batches and API keys of `specbatch serve`; budgets of tenants.
 
 Revision 0028. Taking it back drops them; jobs stay.
+
+The most tokens of a group that is there follow from its job's spec. A row with a larger
+`max_tokens` of its own may take more: such rows of jobs that were read before may exceed a budget.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import sqlalchemy as sa
 from alembic import op
 
-from specbatch.migrations.shared import on_postgres, where
+from specbatch.migrations.shared import add_columns, drop_columns, on_postgres, where
 from specbatch.schemas.sql_roles import granting
 
 revision = "0028"
 down_revision = "0027"
+
+_OF_GROUPS = ("most_tokens", "most_row_tokens", "reserved_tokens")
 
 
 def _text(*names: str, nullable: bool = False) -> list[sa.Column[Any]]:
@@ -63,9 +70,74 @@ def upgrade() -> None:
         *_time("expires_at", "revoked_at"),
         sa.PrimaryKeyConstraint("key_id", name="pk_api_keys"),
     )
+    _add_budgets()
     on_postgres(granting())
 
 
+def _add_budgets() -> None:
+    op.create_table(
+        "tenant_budgets",
+        sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        *_text("tenant", "period"),
+        sa.Column("tokens", sa.BigInteger(), nullable=True),
+        *_time("usd"),
+        *_time("set_at", nullable=False),
+        *_text("set_by", "reason"),
+        *_time("ended_at"),
+        *_text("ended_by", "end_reason", nullable=True),
+        sa.PrimaryKeyConstraint("id", name="pk_tenant_budgets"),
+    )
+    active = where(sa.text("ended_at IS NULL"))
+    columns = ["tenant", "period"]
+    op.create_index("uq_tenant_budgets_active", "tenant_budgets", columns, unique=True, **active)
+    op.create_table(
+        "tenant_spending",
+        *_text("tenant"),
+        sa.Column("day", sa.Integer(), autoincrement=False, nullable=False),
+        *_number("tokens"),
+        *_time("usd", nullable=False),
+        sa.PrimaryKeyConstraint("tenant", "day", name="pk_tenant_spending"),
+    )
+    with _next_group_index():
+        add_columns("groups", [(name, sa.BigInteger, "0") for name in _OF_GROUPS])
+    _estimate_bounds()
+
+
+@contextmanager
+def _next_group_index() -> Iterator[None]:
+    """SQLite copies the table, and Alembic would make this index without its descending order."""
+    is_sqlite = op.get_context().dialect.name == "sqlite"
+    if is_sqlite:
+        op.drop_index("ix_groups_next", "groups")
+    yield
+    if is_sqlite:
+        op.create_index(
+            "ix_groups_next",
+            "groups",
+            ["job_id", "stage", sa.text("prompt_tokens DESC"), "group_index"],
+            sqlite_where=sa.text("stage IN ('propose', 'verify', 'record')"),
+        )
+
+
+def _estimate_bounds() -> None:
+    """Of groups that are there: as if each row had the job's own `max_tokens` and `n`."""
+    jobs = sa.table("jobs", sa.column("job_id"), sa.column("spec", sa.JSON))
+    names = ("job_id", "rows", "prompt_tokens", *_OF_GROUPS)
+    groups = sa.table("groups", *map(sa.column, names))
+    connection = op.get_bind()
+    for job_id, spec in connection.execute(sa.select(jobs.c.job_id, jobs.c.spec)).all():
+        sampling = spec.get("sampling") or {}
+        longer = ((spec.get("output") or {}).get("malformed") or {}).get("max_tokens") or 0
+        most = max(sampling.get("max_tokens") or 128, longer)
+        bound = (groups.c.prompt_tokens + groups.c.rows * most) * (sampling.get("n") or 1)
+        values = dict.fromkeys(_OF_GROUPS, bound)
+        connection.execute(sa.update(groups).where(groups.c.job_id == job_id).values(**values))
+
+
 def downgrade() -> None:
+    with _next_group_index():
+        drop_columns("groups", _OF_GROUPS)
+    for table in ("tenant_spending", "tenant_budgets"):
+        op.drop_table(table)
     for table in ("api_keys", "batches", "files"):
         op.drop_table(table)

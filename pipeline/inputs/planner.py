@@ -163,12 +163,14 @@ def write_groups(
     batch: Sequence[PlannedGroup],
     first_stage: Callable[[int], Stage],
     writers: Executor,
+    most_tokens: Callable[[PromptRow], int],  # of a row's samples, prompts included
 ) -> list[NewGroup]:
     """Write the prompts file of each group that has rows. Raises `ObjectError`."""
 
     def write(planned: PlannedGroup) -> NewGroup:
         name = f"prompts-{planned.index:08d}.arrow"
         artefact = put_own(objects, job, name, write_prompts(planned.rows))
+        bounds = [most_tokens(row) for row in planned.rows]
         return NewGroup(
             index=planned.index,
             source=planned.source,
@@ -176,6 +178,8 @@ def write_groups(
             prompt_tokens=planned.prompt_tokens,
             prompts=artefact,
             first_stage=first_stage(planned.index),
+            most_tokens=sum(bounds),
+            most_row_tokens=max(bounds),
         )
 
     return list(writers.map(carried(write), (planned for planned in batch if planned.rows)))

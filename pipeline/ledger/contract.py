@@ -33,6 +33,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from specbatch.pipeline.audit.accounts import AccountRows
+from specbatch.pipeline.ledger.budgeting import Budgeting
 from specbatch.pipeline.ledger.serving import Serving
 from specbatch.schemas.audit import (
     AuditRecord,
@@ -97,7 +98,7 @@ SUCCESS_SEC = 35 * 86_400.0  # and its last success: longer than any month and w
 MOST_JOBS = 10_000  # of one answer of `ended_jobs`
 
 
-class Store(Serving, Protocol):
+class Store(Serving, Budgeting, Protocol):
     """Jobs, groups, leases, completions, what drafting taught, schedules, the audit log, time."""
 
     # --- jobs -------------------------------------------------------------------------------
@@ -127,10 +128,9 @@ class Store(Serving, Protocol):
         """
 
     def stop_overdue(self) -> set[str]:
-        """Cancel live jobs whose deadline has passed or whose budget is spent; return their ids.
-
-        The budget pays for attempts that were kept and for those in flight so far.
-        """
+        """Cancel live jobs whose deadline has passed or whose budget is spent; return their ids. So
+        are those that a budget of their tenant never covers. A job's own pays for attempts that
+        were kept and for those in flight."""
 
     def cancelled_jobs(self, spent_usd: Mapping[Lease, float]) -> set[str]:
         """The leases' jobs that have the cancel flag, after `stop_overdue` on these jobs.

@@ -27,6 +27,7 @@ class Waiting:
     served: float  # its tenant's virtual time
     started: float  # where on it the tenant's last claim began
     tokens_per_row: int  # the most that a row's completions can have
+    is_budgeted: bool = False  # its tenant has a budget
 
 
 def by_turn(waiting: Iterable[Waiting]) -> list[Waiting]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 
+from specbatch.pipeline.inputs.token_bounds import least_tokens
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.observe.tracing.context import CurrentWork, work_on
 from specbatch.pipeline.observe.tracing.span_names import SUBMIT
@@ -60,14 +61,16 @@ class Client:
         self._workspace_uri = workspace_uri
         self._on_cancel = on_cancel
 
-    def submit(self, spec: JobSpec, idempotency_key: str | None = None) -> tuple[JobRow, bool]:
-        """Create the job, or find the one this key made; True when it is new.
+    def submit(
+        self, spec: JobSpec, idempotency_key: str | None = None, rows: int = 1
+    ) -> tuple[JobRow, bool]:
+        """Create the job, or find the one this key made; True when it is new. `rows`: known ones.
 
-        Raises `IdempotencyError` when the key was used for another spec.
+        Raises `IdempotencyError` when the key was used for another spec, and `OverBudgetError`.
         """
         with closing(self._tracing()) as tracing:
             begun_ns = time.time_ns()
-            job, created = self._create(spec, idempotency_key)
+            job, created = self._create(spec, idempotency_key, rows)
             work_on(CurrentWork(job.job_id, SUBMIT))
             tracing.submitted(job, created, begun_ns)
             if not job.state.is_final:
@@ -75,7 +78,7 @@ class Client:
                 self._enqueue(DueWork(job.job_id, stage, None, priority=job.priority))
         return job, created
 
-    def _create(self, spec: JobSpec, idempotency_key: str | None) -> tuple[JobRow, bool]:
+    def _create(self, spec: JobSpec, idempotency_key: str | None, rows: int) -> tuple[JobRow, bool]:
         job_id = new_job_id()
         if spec.lineage_parent is None:
             spec = spec.model_copy(update={"lineage_parent": parent_here()})
@@ -96,6 +99,7 @@ class Client:
                 budget_usd=spec.budget_usd,
                 numeric_class=spec.engine.numeric_class,
                 model_fingerprint=spec.model_fingerprint,
+                least=least_tokens(spec, rows),
             )
         )
         return self._store.create_job(order)

@@ -82,6 +82,7 @@ class Sweeper:
         self._propose_patience_sec = propose_patience_sec
         self._message_patience_sec = message_patience_sec
         self._queue_length = queue_length
+        self._held_back: set[str] = set()  # ids of jobs that wait for a budget
         self._enqueued: dict[DueWork, tuple[float, int]] = {}  # when last, and how often
         self._forget_at = 0.0  # when old acceptance is due to be deleted, on the monotonic clock
         self.wait_sec = interval_sec  # until the next sweep
@@ -107,6 +108,7 @@ class Sweeper:
         parts: dict[str, Callable[[], object]] = {
             "skip proposals that nobody makes": self.skip_proposals,
             "stop jobs that are over a limit": self.stop_overdue,
+            "see which jobs wait for a budget": self.tell_held_back,
             "close what nobody may work on any more": self._store.close_over,
             "end the sessions of workers that are gone": self.end_silent,
             "forget acceptance of long ago": self.forget_old_acceptance,
@@ -191,6 +193,13 @@ class Sweeper:
         for job_id in sorted(self._store.stop_overdue()):
             about = {"job": job_id}
             log.warning("job %s is over its deadline or budget and stops", job_id, extra=about)
+
+    def tell_held_back(self) -> None:
+        """Log jobs that begin to wait for a budget of their tenant."""
+        found = {one.job_id: one for one in self._store.budget_shortfalls()}
+        for job_id in sorted(found.keys() - self._held_back):
+            log.warning("job %s %s", job_id, found[job_id].words, extra={"job": job_id})
+        self._held_back = set(found)
 
     def end_silent(self) -> None:
         """End the sessions of workers that are gone: nobody pays for them any longer."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 
 from specbatch.pipeline.engines.models.identity import check_models, identity_of, models_of
 from specbatch.pipeline.engines.models.model_folder import vocabulary_digest
@@ -26,6 +27,7 @@ from specbatch.pipeline.inputs.planner import (
     plan,
     write_groups,
 )
+from specbatch.pipeline.inputs.token_bounds import most_tokens
 from specbatch.pipeline.outputs.outputs import OutputWriter
 from specbatch.pipeline.runtime.leases import Held
 from specbatch.pipeline.runtime.tokenizers import with_its_model
@@ -124,7 +126,8 @@ def _store_groups(
     def first_stage(index: int) -> Stage:
         return Stage.PROPOSE if context.drafting.proposes(job, spec, index) else Stage.VERIFY
 
-    groups = write_groups(context.objects, job, batch, first_stage, writers)
+    bounded = partial(most_tokens, spec)
+    groups = write_groups(context.objects, job, batch, first_stage, writers, bounded)
     text_policy = context.privacy.text_policy(job)
     if not text_policy.is_full:
         for planned in batch:

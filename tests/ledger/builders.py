@@ -21,6 +21,7 @@ JOB = "job00000000000001"
 LEASE_SEC = 60.0
 START = 1_000_000.0
 NO_TIME = StageTiming(0.0)
+ROW_BOUND = 16  # tokens that a row of these groups can have
 RESULTS = Artefact("file:///w/results.arrow", "r" * 64, 20)
 DRAFTS = Artefact("file:///w/drafts.arrow", "d" * 64, 30)
 
@@ -59,7 +60,8 @@ def position(row: int = 0) -> SourcePosition:
 
 def new_group(index: int, rows: int = 4, first_stage: Stage = Stage.VERIFY) -> NewGroup:
     prompts = Artefact(f"file:///w/prompts-{index}.arrow", "p" * 64, 10)
-    return NewGroup(index, position(index * rows), rows, rows * 5, prompts, first_stage)
+    bounds = (rows * ROW_BOUND, ROW_BOUND)
+    return NewGroup(index, position(index * rows), rows, rows * 5, prompts, first_stage, *bounds)
 
 
 def completion(row: int, sample: int = 0, **values: Any) -> CompletionRecord:

@@ -52,6 +52,8 @@ TABLES = {
     "schedule_runs",
     "stage_usage",
     "reusable_outputs",
+    "tenant_budgets",
+    "tenant_spending",
     "tenants",
     "time_slices",
     "worker_processes",

@@ -50,5 +50,5 @@ def test_no_label_could_name_a_row_a_text_or_a_tenant() -> None:
     assert labels == {
         *("job", "tag", "proposer", "origin", "finish_reason", "state", "kind", "what", "stage"),
         *("code", "result", "schedule", "version", "numeric_class", "outcome", "scope", "of"),
-        "verdict",
+        *("verdict", "period"),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,7 @@ def test_groups_are_written_with_their_prompts_in_order(tmp_path: Path) -> None:
             batch,
             lambda index: Stage.PROPOSE if index == 1 else Stage.VERIFY,
             writers,
+            lambda row: 10 + len(row.prompt_ids),
         )
     assert [group.index for group in groups] == [0, 1, 2]
     assert [group.first_stage for group in groups] == [Stage.VERIFY, Stage.PROPOSE, Stage.VERIFY]
@@ -97,11 +99,14 @@ def test_groups_are_written_with_their_prompts_in_order(tmp_path: Path) -> None:
         assert read_prompts(data) == list(of.rows)
         assert (group.rows, group.source) == (len(of.rows), of.source)
         assert group.prompt_tokens == of.prompt_tokens
+        assert group.most_tokens == 10 * len(of.rows) + of.prompt_tokens
+        assert group.most_row_tokens == 10 + max(len(row.prompt_ids) for row in of.rows)
 
 
 def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "prompts-00000002.arrow").mkdir()
     batch = [planned(index) for index in range(4)]
-    with ThreadPoolExecutor(4) as writers:  # noqa: SIM117 - one statement may raise
+    with ThreadPoolExecutor(4) as writers:
+        write = partial(write_groups, Objects(), job_in(tmp_path), batch, lambda _: Stage.VERIFY)
         with pytest.raises(ObjectError, match="prompts-00000002"):
-            write_groups(Objects(), job_in(tmp_path), batch, lambda _: Stage.VERIFY, writers)
+            write(writers, lambda _: 1)

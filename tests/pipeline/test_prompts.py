@@ -85,7 +85,9 @@ def test_unfinished_rows_stand_where_they_were_in_the_input(
     store.create_job(new_job(workspace_uri=str(tmp_path)))
     work = store.claim_job(JOB, Stage.INGEST, "i", LEASE_SEC)
     assert work is not None
-    groups = [NewGroup(i, position(), 8, 24, file, Stage.VERIFY) for i, file in enumerate(files)]
+    groups = [
+        NewGroup(i, position(), 8, 24, file, Stage.VERIFY, 88, 11) for i, file in enumerate(files)
+    ]
     store.add_groups(work.lease, groups, [], 18, position(18))
     store.finish_ingest(work.lease, 18, {})
     for index in (1, 0):  # the later group is cut first, both from behind

@@ -138,7 +138,8 @@ def _where(row: int) -> SourcePosition:
 def _group(index: int) -> NewGroup:
     prompts = Artefact(f"file:///w/prompts-{index}.arrow", "p" * 64, 10)
     start = _where(index * GROUP_ROWS)
-    return NewGroup(index, start, GROUP_ROWS, GROUP_ROWS * 20, prompts, Stage.VERIFY)
+    bounds = (GROUP_ROWS * 148, 148)
+    return NewGroup(index, start, GROUP_ROWS, GROUP_ROWS * 20, prompts, Stage.VERIFY, *bounds)
 
 
 def _decision(number: int) -> Decision:

@@ -77,7 +77,8 @@ def exported_job(
         file = Objects().put_bytes(f"{workspace}/prompts-{index}.arrow", write_prompts(rows))
         made.files.append(file)
         first = position(index * 6)
-        groups.append(NewGroup(index, first, len(rows), len(rows) * 3, file, Stage.VERIFY))
+        bounds = (len(rows) * 99, 99)
+        groups.append(NewGroup(index, first, len(rows), len(rows) * 3, file, Stage.VERIFY, *bounds))
     refused = [RejectedRow(row, None, "null_prompt", "it is null") for row in REFUSED]
     store.add_groups(lease, groups, refused, ROWS, position(ROWS))
     store.finish_ingest(lease, ROWS, report or {})

@@ -1,13 +1,14 @@
 """Claims the next group in fair-share order, in three statements: who waits, the claim, its cost.
 
-`fair_share` has the order. Groups that another claimer is about to take are skipped.
+`fair_share` has the order. Groups that another claimer is about to take are skipped, and so are
+those that a budget of their tenant does not cover, which takes a few statements more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from sqlalchemy import (
@@ -19,12 +20,13 @@ from sqlalchemy import (
     bindparam,
     case,
     func,
+    literal,
     select,
 )
 
 from specbatch.pipeline.ledger import fair_share, rules
 from specbatch.pipeline.ledger.fair_share import Waiting
-from specbatch.pipeline.ledger.sql import leases, pinning
+from specbatch.pipeline.ledger.sql import budgets, leases, pinning
 from specbatch.pipeline.ledger.sql.leases import Claimer
 from specbatch.pipeline.ledger.sql.transactions import Now, upsert
 from specbatch.schemas.numeric_class import Pinned
@@ -49,18 +51,20 @@ def claim_next(
 
     Raises `UnpinnedError` and `MovedError`.
     """
-    serves = claimer.serves
+    serves, may_claim = claimer.serves, partial(leases.may_claim, now, claimer)
     if claimer.stage not in rules.CANCELLABLE:
         return None
     for _ in range(_ROUNDS):
         waiting = _waiting(conn, now, claimer, model)
-        due = fair_share.by_turn(waiting)
+        due = fair_share.by_turn(budgets.affordable(conn, now, waiting, may_claim))
         if not due:
             return None
         for job in due[:_JOBS_TRIED]:
             # One statement, so exactly one claimer wins the group.
-            claim, of_job = _longest_claim(now, claimer), {"of_job": job.job_id}
-            work = leases.taken(conn, claim, claimer.max_attempts, of_job)
+            room = budgets.room_to_claim(conn, now, job.tenant) if job.is_budgeted else None
+            claim = _longest_claim(now, claimer, is_limited=room is not None)
+            parameters = {"of_job": job.job_id, **({} if room is None else {"of_room": room})}
+            work = leases.taken(conn, claim, claimer.max_attempts, parameters)
             if work is not None:
                 weight = weights.get(job.tenant, fair_share.DEFAULT_WEIGHT)
                 pinned = _charge(conn, job, work, fair_share.floor_of(job, waiting), weight)
@@ -84,6 +88,7 @@ def _waiting(conn: Connection, now: Now, claimer: Claimer, model: str) -> list[W
             row.served,
             row.started,
             fair_share.tokens_per_row(row.max_tokens, row.samples),
+            bool(row.is_budgeted),
         )
         for row in rows
         if row.an_open_one is not None
@@ -93,11 +98,13 @@ def _waiting(conn: Connection, now: Now, claimer: Claimer, model: str) -> list[W
 @lru_cache(maxsize=16)
 def _waiting_query(now: Now, claimer: Claimer, model: str) -> Select[Any]:
     named = Job.verifier if claimer.stage is Stage.VERIFY else Job.proposer
-    there = (Group.job_id == Job.job_id, group_is_open(), Group.stage == claimer.stage.value)
+    # The one stage comes first: SQLite takes the first for the index, and else sorts what it finds.
+    there = (Group.job_id == Job.job_id, Group.stage == claimer.stage.value, group_is_open())
     # The first of them by the index, for each job: of EXISTS, PostgreSQL would make a join with all
     # groups, and in any order it would go through the table until it meets one.
     an_open_one = select(Group.group_index).where(*there).order_by(*_LONGEST).limit(1)
     a_due_one = an_open_one.where(*leases.may_claim(now, claimer))
+    is_budgeted = budgets.is_budgeted(Job.tenant) if named is Job.verifier else literal(False)
     return (
         select(
             Job.job_id,
@@ -110,6 +117,7 @@ def _waiting_query(now: Now, claimer: Claimer, model: str) -> Select[Any]:
             func.coalesce(Tenant.started, 0.0).label("started"),
             _MOST_TOKENS.label("max_tokens"),
             _SAMPLES.label("samples"),
+            is_budgeted.label("is_budgeted"),
         )
         .outerjoin(Tenant, Tenant.tenant == Job.tenant)
         .where(job_is_live(), named == model, ~Job.cancel_requested)
@@ -118,11 +126,12 @@ def _waiting_query(now: Now, claimer: Claimer, model: str) -> Select[Any]:
 
 
 @lru_cache(maxsize=16)
-def _longest_claim(now: Now, claimer: Claimer) -> Executable:
-    """The claim of the job's longest free group. Cached, as the query of who waits."""
+def _longest_claim(now: Now, claimer: Claimer, is_limited: bool = False) -> Executable:
+    """The claim of the job's longest free group, of at most `of_room` tokens. Cached as well."""
     job: BindParameter[str] = bindparam("of_job")
     # That a group is open is spelled out for the index.
-    free = (Group.job_id == job, group_is_open(), *leases.may_claim(now, claimer))
+    free = (Group.job_id == job, *leases.may_claim(now, claimer), group_is_open())
+    free += (budgets.fits(bindparam("of_room")),) if is_limited else ()
     longest = (
         select(Group.group_index)
         .where(*free)

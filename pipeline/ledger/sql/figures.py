@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 
 from specbatch.pipeline.ledger.contract import AUDITED_SEC, FOUND_SEC, MISSED_SEC, SUCCESS_SEC
-from specbatch.pipeline.ledger.sql import audit_log, jobs, switching
+from specbatch.pipeline.ledger.sql import audit_log, budgets, jobs, switching
 from specbatch.pipeline.ledger.sql.pinning import PINNED_COLUMNS
 from specbatch.pipeline.ledger.sql.reading import BY_ROW
 from specbatch.pipeline.ledger.sql.transactions import Now, Transactions, upsert
@@ -314,6 +314,7 @@ def backlog(conn: Connection, now: Now) -> Backlog:
         workers=tuple(time_mapper.worker_now(row, at) for row in conn.execute(_workers(now))),
         pinned=tuple(_pinned(conn)),
         processes=tuple(_processes(conn, at)),
+        over_budget=tuple(budgets.shortfalls(conn, now)),
     )
 
 

@@ -12,7 +12,7 @@ from sqlalchemy.dialects import sqlite
 from specbatch.pipeline.audit import entries
 from specbatch.pipeline.audit.digests import KEPT_BYTES
 from specbatch.pipeline.ledger import rules
-from specbatch.pipeline.ledger.sql import audit_log, copying, jobs, time
+from specbatch.pipeline.ledger.sql import audit_log, budgets, copying, jobs, time
 from specbatch.pipeline.ledger.sql import usage as sql_usage
 from specbatch.pipeline.ledger.sql.jobs import FREE
 from specbatch.pipeline.ledger.sql.splitting import is_held
@@ -127,6 +127,8 @@ def _keep(
     if report:
         changed["report"] = rules.merge_report(job.report, report)
     after = jobs.move_if_done(conn, now, lease.job_id, **changed)
+    # Last, as all commits of the tenant add to this row.
+    budgets.book(conn, audit_log.clock(conn, now, job), job.tenant, completions)
     before, then = ((Stage(of.stage), of.ingest_resumes_at is not None) for of in (job, after))
     return rules.due_after(*before, *then)
 

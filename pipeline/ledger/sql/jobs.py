@@ -30,7 +30,7 @@ from sqlalchemy import (
 
 from specbatch.pipeline.audit import accounts, entries
 from specbatch.pipeline.ledger import rules
-from specbatch.pipeline.ledger.sql import audit_log, notifications
+from specbatch.pipeline.ledger.sql import audit_log, budgets, notifications
 from specbatch.pipeline.ledger.sql import usage as sql_usage
 from specbatch.pipeline.ledger.sql.transactions import SERVER_TIME, Now, upsert
 from specbatch.schemas import lineage, mapper
@@ -70,6 +70,7 @@ def create(conn: Connection, now: Now, job: NewJob) -> tuple[JobRow, bool]:
     statement = upsert(conn.dialect.name, Job).values(**values, **audit_log.new_head(entry))
     made = conn.execute(statement.on_conflict_do_nothing().returning(*Job.__table__.c)).first()
     if made is not None:
+        budgets.check_new(conn, now, job)
         audit_log.write_first(conn, entry)
         return mapper.job_row(made), True
     same = Job.job_id == job.job_id
@@ -294,7 +295,9 @@ def retry(
     conn: Connection, now: Now, job_id: str, quarantined: bool, change: Change = NO_CHANGE
 ) -> int:
     """How many units went back to work; with 0 the job is unchanged."""
-    row = lock(conn, find(conn, job_id).job_id)
+    found = find(conn, job_id)
+    budgets.lock(conn, found.tenant)
+    row = lock(conn, found.job_id)
     known = mapper.job_row(row)
     rules.check_retry(known, quarantined, row.ingest_done, change)
     closed: ColumnElement[bool] = Group.stage.in_(_CLOSED)
@@ -319,6 +322,7 @@ def retry(
         to = Stage.RUN if row.ingest_done else Stage.INGEST
         move(conn, now, row.job_id, to, state=JobState.RUNNING.value, **values)
         move_if_done(conn, now, row.job_id)
+        budgets.check_retried(conn, now, row.job_id, row.tenant)
     return returns
 
 

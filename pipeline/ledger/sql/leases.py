@@ -22,7 +22,7 @@ from sqlalchemy import (
 
 from specbatch.pipeline.audit import entries
 from specbatch.pipeline.ledger import rules, split_rules
-from specbatch.pipeline.ledger.sql import audit_log, jobs, pinning, splitting
+from specbatch.pipeline.ledger.sql import audit_log, budgets, jobs, pinning, splitting
 from specbatch.pipeline.ledger.sql.jobs import FREE
 from specbatch.pipeline.ledger.sql.splitting import is_held
 from specbatch.pipeline.ledger.sql.transactions import Now
@@ -85,8 +85,13 @@ def claim_group(
     stage, max_attempts = claimer.stage, claimer.max_attempts
     if stage not in rules.OPEN:
         return None
-    parameters = {"of_job": job_id, "of_index": index}
-    work = taken(conn, _claim(now, claimer), max_attempts, parameters)
+    parameters: dict[str, Any] = {"of_job": job_id, "of_index": index}
+    claim = _claim(now, claimer)
+    if stage is Stage.VERIFY and (tenant := _budgeted_tenant(conn, job_id)) is not None:
+        room = budgets.room_to_claim(conn, now, tenant)
+        if room is not None:
+            claim, parameters["of_room"] = _claim(now, claimer, is_limited=True), room
+    work = taken(conn, claim, max_attempts, parameters)
     if work is None and close_group(conn, now, job_id, index, stage, max_attempts):
         # The first half has an attempt left. Its second half is due: the sweeper enqueues it.
         return claim_group(conn, now, claimer, job_id, index)
@@ -97,10 +102,21 @@ def claim_group(
     return replace(work, **pinned._asdict())
 
 
+_TENANT = select(Job.tenant).where(
+    Job.job_id == bindparam("of_job"), budgets.is_budgeted(Job.tenant)
+)
+
+
+def _budgeted_tenant(conn: Connection, job_id: str) -> str | None:
+    """The job's tenant if that has a budget."""
+    return conn.scalar(_TENANT, {"of_job": job_id})
+
+
 @lru_cache(maxsize=16)
-def _claim(now: Now, claimer: Claimer) -> Executable:
-    """The claim of group `of_index` of job `of_job`. Cached: building it takes longer than
-    sending it (where the time is the server's, it is always the same expression)."""
+def _claim(now: Now, claimer: Claimer, is_limited: bool = False) -> Executable:
+    """The claim of group `of_index` of job `of_job`, limited to a bound of `of_room` tokens.
+    Cached: building it takes longer than sending it (where the time is the server's, it is always
+    the same expression)."""
     job: BindParameter[str] = bindparam("of_job")
     index: BindParameter[int] = bindparam("of_index")
     stage = claimer.stage
@@ -108,6 +124,8 @@ def _claim(now: Now, claimer: Claimer) -> Executable:
     if stage in rules.CANCELLABLE:
         cancelled = select(Job.cancel_requested).where(Job.job_id == job).scalar_subquery()
         allowed.append(~cancelled)
+    if is_limited:
+        allowed.append(budgets.fits(bindparam("of_room")))
     this = (Group.job_id == job, Group.group_index == index)
     return taking(now, claimer, *this, *allowed)
 
@@ -123,6 +141,7 @@ def may_claim(now: Now, claimer: Claimer) -> list[ColumnElement[bool]]:
 
 def taking(now: Now, claimer: Claimer, *which: ColumnElement[bool]) -> Executable:
     """The statement that claims the one group that meets all conditions, for `taken`."""
+    reserves = {"reserved_tokens": budgets.bound()} if claimer.stage is Stage.VERIFY else {}
     return (
         update(Group)
         .where(*which)
@@ -131,6 +150,7 @@ def taking(now: Now, claimer: Claimer, *which: ColumnElement[bool]) -> Executabl
             - case((Group.lease_until > Group.ready_at, Group.lease_until), else_=Group.ready_at),
             cut_wanted=False,
             in_flight_usd=0.0,
+            **reserves,
             **claimer.values(Group, now),
         )
         .returning(*Group.__table__.c)

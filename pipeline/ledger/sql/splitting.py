@@ -61,15 +61,18 @@ def _split(
 ) -> int:
     """Write both parts, each a slice and its other values."""
     index: int = FIRST_SPLIT_INDEX + job.groups_cut
+    of_both = [_bounds(row, part[0].rows) for part in (first, rest)]
+    if row.stage != Stage.RECORD.value:
+        of_both[1]["reserved_tokens"] = 0  # nobody holds the rest
     same = {name: getattr(row, name) for name in _SHARED}
     conn.execute(
         update(Group)
         .where(Group.job_id == row.job_id, Group.group_index == row.group_index)
-        .values(cut_wanted=False, **_values(first[0]), **first[1])
+        .values(cut_wanted=False, **_values(first[0]), **of_both[0], **first[1])
     )
     conn.execute(
         insert(Group).values(
-            **same, group_index=index, stage=row.stage, **_values(rest[0]), **rest[1]
+            **same, group_index=index, stage=row.stage, **_values(rest[0]), **of_both[1], **rest[1]
         )
     )
     conn.execute(update(Job).where(Job.job_id == row.job_id).values(groups_cut=Job.groups_cut + 1))
@@ -88,6 +91,18 @@ def failed_halves(conn: Connection, job_id: str) -> int:
 
 def _slice(row: Any) -> split_rules.Slice:
     return split_rules.Slice(row.row_start, row.rows, row.prompt_tokens)
+
+
+def _bounds(row: Any, rows: int) -> dict[str, Any]:
+    """Of a part with so many of the group's rows. Which rows are long is not known here, so each
+    part may have more than its share, and both together more than the whole."""
+    most = min(row.most_tokens, rows * row.most_row_tokens)
+    reserved = min(row.reserved_tokens, most)
+    return {
+        "most_tokens": most,
+        "most_row_tokens": row.most_row_tokens,
+        "reserved_tokens": reserved,
+    }
 
 
 def _values(part: split_rules.Slice) -> dict[str, Any]:

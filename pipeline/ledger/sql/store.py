@@ -37,6 +37,7 @@ from specbatch.pipeline.ledger.sql import (
     time,
     usage,
 )
+from specbatch.pipeline.ledger.sql import budgets as sql_budgets
 from specbatch.pipeline.ledger.sql import claim_next as sql_claim_next
 from specbatch.pipeline.ledger.sql import figures as sql_figures
 from specbatch.pipeline.ledger.sql import groups as sql_groups
@@ -143,6 +144,7 @@ class SqlStore:
     _cancelled = _reads_now(stopping.cancelled)
     _note_in_flight = _writes(stopping.note_in_flight)
     _over_limits = _reads_now(stopping.over_limits)
+    _exhausted = _reads_now(sql_budgets.exhausted)
     _move = _writes(pinning.move)
     _retry = _writes(jobs.retry)
 
@@ -151,7 +153,7 @@ class SqlStore:
         return self._create(job)
 
     def stop_overdue(self) -> set[str]:
-        return self._stop(self._over_limits())
+        return self._stop([*self._over_limits(), *self._exhausted()])
 
     def cancelled_jobs(self, spent_usd: Mapping[Lease, float]) -> set[str]:
         job_ids = {lease.job_id for lease in spent_usd}
@@ -302,6 +304,13 @@ class SqlStore:
     switch_drafting_off = _writes(switching.switch_off)
     switch_drafting_on = _writes(switching.switch_on)
     draft_switches = _reads(switching.switches)
+
+    # --- budgets of tenants -----------------------------------------------------------------
+    set_budget = _writes(sql_budgets.set_budget)
+    remove_budget = _writes(sql_budgets.remove_budget)
+    budgets = _reads(sql_budgets.budgets)
+    tenant_accounts = _reads_now(sql_budgets.tenant_accounts)
+    budget_shortfalls = _reads_now(sql_budgets.shortfalls)
 
     # --- device time ------------------------------------------------------------------------
     begin_session = _writes(time.begin)

@@ -9,6 +9,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Select,
+    and_,
     case,
     exists,
     func,
@@ -21,6 +22,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import aliased
 
 from specbatch.pipeline.ledger import rules
+from specbatch.pipeline.ledger.sql import budgets
 from specbatch.pipeline.ledger.sql.leases import is_free, sent_on
 from specbatch.pipeline.ledger.sql.transactions import Now
 from specbatch.schemas import mapper
@@ -29,7 +31,10 @@ from specbatch.schemas.tables import Group, Job, group_is_open, job_is_due
 
 
 def due(conn: Connection, now: Now, limit: int = 256, job_id: str | None = None) -> list[DueWork]:
-    """Jobs first, then groups, the longest ready first, `limit` of each kind."""
+    """Jobs first, then groups, the longest ready first, `limit` of each kind.
+
+    Groups that a tenant's budget holds back are not among them.
+    """
     age = (Job.ready_at, Job.job_id)
     jobs = _oldest_of_each_kind(
         select(Job.job_id, Job.stage, Job.priority)
@@ -39,6 +44,12 @@ def due(conn: Connection, now: Now, limit: int = 256, job_id: str | None = None)
         (Job.stage, Job.priority),
         limit,
     )
+    held_back = [one.job_id for one in budgets.shortfalls(conn, now, job_id)]
+    is_held_back = and_(
+        Group.stage == Stage.VERIFY.value,
+        Group.lease_owner.is_(None),
+        Group.job_id.in_(held_back),
+    )
     model = case((Group.stage == Stage.PROPOSE.value, Job.proposer), else_=Job.verifier)
     groups = _oldest_of_each_kind(
         select(
@@ -46,7 +57,8 @@ def due(conn: Connection, now: Now, limit: int = 256, job_id: str | None = None)
         )
         .join(Job, Job.job_id == Group.job_id)
         .where(group_is_open(), Group.lease_until <= now)
-        .where(true() if job_id is None else Group.job_id == job_id),
+        .where(true() if job_id is None else Group.job_id == job_id)
+        .where(~is_held_back if held_back else true()),
         (Group.ready_at, Group.job_id, Group.group_index),
         (Group.stage, model, Job.priority),
         limit,

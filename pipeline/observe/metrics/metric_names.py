@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from specbatch.schemas.budgets import Period
 from specbatch.schemas.provenance import TICK_KINDS
 from specbatch.schemas.records import FinishReason, JobState, Stage
 
@@ -58,6 +59,7 @@ BLOCK_STATES: Values = ("used", "free", "cached")
 FAILURES: Values = ("pass", "proposer")
 UNIT_STATES: Values = ("ready", "leased")
 RESULTS: Values = ("same", "different")
+PERIODS: Values = tuple(period.value for period in Period)
 
 
 def _counter(name: str, text: str, *labels: str, values: tuple[Values, ...] = ()) -> Metric:
@@ -203,6 +205,10 @@ JOBS_WITHOUT_WORKER = _gauge(
 JOBS_WAITING = _gauge(
     "jobs_waiting_for_worker", "live jobs with work at a stage that no live worker serves", "stage",
     scope=STORE, values=(STAGES,),
+)  # fmt: skip
+JOBS_OVER_BUDGET = _gauge(
+    "jobs_over_budget", "live jobs that wait for a budget of their tenant; period: of the budget",
+    "period", scope=STORE, values=(PERIODS,),
 )  # fmt: skip
 WORKERS_WITHOUT_BROKER = _gauge(
     "workers_without_broker", "worker processes that cannot take messages", scope=STORE

@@ -142,6 +142,10 @@ def store_values(figures: StoreFigures | None) -> dict[Metric, dict[Labels, floa
         },
         names.JOBS_WITHOUT_WORKER: _waiting_jobs(backlog),
         names.JOBS_WAITING: _lacking_jobs(backlog),
+        names.JOBS_OVER_BUDGET: {
+            (period,): float(sum(one.period == period for one in backlog.over_budget))
+            for period in names.PERIODS
+        },
         names.AUDITED: {
             ("same",): float(same),
             ("different",): float(figures.audited.differing),

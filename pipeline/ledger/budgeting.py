@@ -1,0 +1,34 @@
+"""What a store keeps of tenants' budgets.
+
+A claim for VERIFY reserves the group's bound in the same transaction (`budget_rules.py`). The
+reservation counts while the group is held at VERIFY, also with an expired lease until another
+worker claims it, and at RECORD. The commit that stores completions books their tokens and their
+cost, and ends the reservation.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from specbatch.schemas.budgets import Account, Budget, Period, Shortfall
+
+
+class Budgeting(Protocol):
+    """Budgets of tenants, and their accounts."""
+
+    def set_budget(
+        self, tenant: str, period: Period, tokens: int | None, usd: float | None, reason: str
+    ) -> Budget:
+        """Give a tenant a budget, in the place of the one that it has for this period."""
+
+    def remove_budget(self, tenant: str, period: Period, reason: str) -> Budget | None:
+        """End a tenant's budget; None: it has none for this period."""
+
+    def budgets(self, history: bool = False) -> list[Budget]:
+        """Those that hold now; with `history` all there ever were, in order."""
+
+    def tenant_accounts(self) -> list[Account]:
+        """Of all tenants that have a budget, or of which anything is recorded, by name."""
+
+    def budget_shortfalls(self) -> list[Shortfall]:
+        """Live jobs that no worker may continue now, by their tenants' budgets; by id."""

@@ -1,0 +1,305 @@
+"""Budgets of tenants: what is set, booked and reserved, and which jobs they hold back.
+
+`budget_rules` says what is covered. What is reserved is not counted up and down: it is the sum over
+the groups that may still be recorded, so no path that ends a group can forget it.
+
+Of several claims of a tenant with a budget each waits for the one before (`lock`), and takes this
+lock before that of any job or group. Commits do not take it: what they book was reserved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    and_,
+    case,
+    func,
+    or_,
+    select,
+    text,
+    update,
+)
+
+from specbatch.pipeline.ledger import budget_rules
+from specbatch.pipeline.ledger.fair_share import Waiting
+from specbatch.pipeline.ledger.sql import audit_log
+from specbatch.pipeline.ledger.sql.transactions import Now, upsert
+from specbatch.schemas.budget_tables import TenantBudget, TenantSpending
+from specbatch.schemas.budgets import Account, Budget, Period, Shortfall, Spent
+from specbatch.schemas.errors import OverBudgetError, UsageError
+from specbatch.schemas.masking import masked
+from specbatch.schemas.records import CompletionRecord, NewJob, Stage
+from specbatch.schemas.tables import Group, Job, group_is_open, job_is_live
+
+_LOCK = text("SELECT pg_advisory_xact_lock(:of_budgets, hashtext(:tenant))")
+_OF_BUDGETS = 1_900_128  # the first key of these locks
+_ACTIVE = TenantBudget.ended_at.is_(None)
+
+
+# --- set, removed, listed -------------------------------------------------------------------
+
+
+def set_budget(
+    conn: Connection,
+    now: Now,
+    tenant: str,
+    period: Period,
+    tokens: int | None,
+    usd: float | None,
+    reason: str,
+) -> Budget:
+    if tokens is None and usd is None:
+        raise UsageError("a budget is of tokens, of dollars or of both: name one")
+    lock(conn, tenant)
+    remove_budget(conn, now, tenant, period, reason)
+    values = {"tenant": tenant, "period": period.value, "tokens": tokens, "usd": usd}
+    by = {"set_at": now, "set_by": audit_log.actor_of(conn), "reason": masked(reason)}
+    added = upsert(conn.dialect.name, TenantBudget).values(**values, **by)
+    return _budget(conn.execute(added.returning(*TenantBudget.__table__.c)).one())
+
+
+def remove_budget(
+    conn: Connection, now: Now, tenant: str, period: Period, reason: str
+) -> Budget | None:
+    ended = {"ended_at": now, "ended_by": audit_log.actor_of(conn), "end_reason": masked(reason)}
+    which = (TenantBudget.tenant == tenant, TenantBudget.period == period.value, _ACTIVE)
+    statement = update(TenantBudget).where(*which).values(**ended)
+    row = conn.execute(statement.returning(*TenantBudget.__table__.c)).first()
+    return None if row is None else _budget(row)
+
+
+def budgets(conn: Connection, history: bool = False) -> list[Budget]:
+    query = select(*TenantBudget.__table__.c).order_by(TenantBudget.id)
+    return [_budget(row) for row in conn.execute(query if history else query.where(_ACTIVE))]
+
+
+def tenant_accounts(conn: Connection, now: Now) -> list[Account]:
+    known = {*conn.scalars(select(TenantSpending.tenant).distinct()), *_by_tenant(conn)}
+    return [account(conn, now, tenant) for tenant in sorted(known)]
+
+
+def _budget(row: Any) -> Budget:
+    return Budget(
+        *(row.tenant, Period(row.period), row.tokens, row.usd, row.set_at, row.set_by, row.reason),
+        *(row.ended_at, row.ended_by, row.end_reason),
+    )
+
+
+def _by_tenant(conn: Connection) -> dict[str, list[Budget]]:
+    found: dict[str, list[Budget]] = {}
+    for budget in budgets(conn):
+        found.setdefault(budget.tenant, []).append(budget)
+    return found
+
+
+# --- accounts -------------------------------------------------------------------------------
+
+
+def is_budgeted(tenant: Any) -> ColumnElement[bool]:
+    """Whether this tenant has a budget, in SQL."""
+    return select(TenantBudget.id).where(TenantBudget.tenant == tenant, _ACTIVE).exists()
+
+
+def has_budget(conn: Connection, tenant: str) -> bool:
+    return bool(conn.scalar(select(is_budgeted(tenant))))
+
+
+def lock(conn: Connection, tenant: str) -> None:
+    """Wait for other claims of the tenant. SQLite has one writer at a time."""
+    if conn.dialect.name == "postgresql":
+        conn.execute(_LOCK, {"of_budgets": _OF_BUDGETS, "tenant": tenant})
+
+
+def account(conn: Connection, now: Now, tenant: str) -> Account:
+    """One statement reads what is booked and what is reserved: a commit moves the one to the other.
+
+    What is booked counts from a period's first day on, and has no last one: a commit behind
+    midnight may have come between the clock and this reading.
+    """
+    at = audit_log.clock(conn, now)
+    of_tenant = select(*TenantBudget.__table__.c).where(TenantBudget.tenant == tenant, _ACTIVE)
+    held = {one.period: one for one in map(_budget, conn.execute(of_tenant))}
+    row = conn.execute(_amounts(tenant, at)).one()
+    spent = {
+        period: Spent(int(getattr(row, f"{period}_tokens")), float(getattr(row, f"{period}_usd")))
+        for period in Period
+    }
+    in_order = tuple(held[period] for period in Period if period in held)
+    return Account(tenant, at, in_order, spent, int(row.reserved))
+
+
+def _amounts(tenant: str, at: float) -> Select[Any]:
+    columns: list[Any] = [_reserved_of(tenant).label("reserved")]
+    for period in Period:
+        in_it = TenantSpending.day >= budget_rules.first_day(period, at)
+        for name, column in (("tokens", TenantSpending.tokens), ("usd", TenantSpending.usd)):
+            total = func.coalesce(func.sum(case((in_it, column), else_=0)), 0)
+            columns.append(total.label(f"{period}_{name}"))
+    return select(*columns).where(TenantSpending.tenant == tenant)
+
+
+def _reserved_of(tenant: str) -> Any:
+    of_tenant = (Job.tenant == tenant, job_is_live(), group_is_open(), is_reserved())
+    return (
+        select(func.coalesce(func.sum(Group.reserved_tokens), 0))
+        .join(Job, Job.job_id == Group.job_id)
+        .where(*of_tenant)
+        .scalar_subquery()
+    )
+
+
+def is_reserved() -> ColumnElement[bool]:
+    """Whether a group has a reservation: somebody holds it, or its results wait to be recorded.
+
+    An expired lease is one as well. Its holder may still write, until another one claims the group.
+    """
+    held = and_(Group.stage == Stage.VERIFY.value, Group.lease_owner.is_not(None))
+    return or_(Group.stage == Stage.RECORD.value, held)
+
+
+def bound() -> ColumnElement[int]:
+    """The most tokens that a group's unfinished rows can take."""
+    by_row = (Group.rows - Group.rows_kept) * Group.most_row_tokens
+    return case((by_row < Group.most_tokens, by_row), else_=Group.most_tokens)
+
+
+def fits(room: Any) -> ColumnElement[bool]:
+    """Whether a group may be claimed. What was reserved for it before covers it still."""
+    return or_(is_reserved(), bound() <= room)
+
+
+def book(conn: Connection, at: float, tenant: str, records: Iterable[CompletionRecord]) -> None:
+    """Add what completions took to the tenant's day. A copy of an earlier completion is free."""
+    computed = [record for record in records if record.reused_from is None]
+    if not computed:
+        return
+    added = upsert(conn.dialect.name, TenantSpending).values(
+        tenant=tenant,
+        day=int(at // budget_rules.DAY_SEC),
+        tokens=sum(record.prompt_tokens + len(record.token_ids) for record in computed),
+        usd=sum(record.cost_usd for record in computed),
+    )
+    conn.execute(
+        added.on_conflict_do_update(
+            index_elements=[TenantSpending.tenant, TenantSpending.day],
+            set_={
+                "tokens": TenantSpending.tokens + added.excluded.tokens,
+                "usd": TenantSpending.usd + added.excluded.usd,
+            },
+        )
+    )
+
+
+# --- what they hold back --------------------------------------------------------------------
+
+
+def room_to_claim(conn: Connection, now: Now, tenant: str) -> int | None:
+    """The largest bound of a group that may be claimed; None: any.
+
+    Nobody else claims for the tenant from here to the commit.
+    """
+    lock(conn, tenant)
+    return budget_rules.room(account(conn, now, tenant))
+
+
+def affordable(
+    conn: Connection,
+    now: Now,
+    waiting: list[Waiting],
+    may_claim: Callable[[], Sequence[ColumnElement[bool]]],
+) -> list[Waiting]:
+    """The same, where a job is due only if its tenant's budgets cover a group that may be claimed.
+
+    Else the jobs of a tenant without tokens would be tried first, again and again.
+    """
+    limited = [job for job in waiting if job.is_budgeted and job.is_due]
+    if not limited:
+        return waiting
+    tenants = {job.tenant for job in limited}
+    rooms = {name: budget_rules.room(account(conn, now, name)) for name in tenants}
+    least = smallest(conn, [job.job_id for job in limited], *may_claim())
+
+    def is_due(job: Waiting) -> bool:
+        room = rooms.get(job.tenant)
+        return job.is_due and (room is None or least.get(job.job_id, 0) <= room)
+
+    return [replace(job, is_due=is_due(job)) for job in waiting]
+
+
+def smallest(
+    conn: Connection, job_ids: Sequence[str], *which: ColumnElement[bool]
+) -> Mapping[str, int]:
+    """By job the smallest bound of its groups at VERIFY that meet all conditions; 0 for one that
+    has its reservation."""
+    least = func.min(case((is_reserved(), 0), else_=bound()))
+    query = (
+        select(Group.job_id, least.label("least"))
+        .where(Group.job_id.in_(job_ids), group_is_open(), Group.stage == Stage.VERIFY.value)
+        .where(*which)
+        .group_by(Group.job_id)
+    )
+    return {row.job_id: int(row.least) for row in conn.execute(query)}
+
+
+def shortfalls(conn: Connection, now: Now, job_id: str | None = None) -> list[Shortfall]:
+    """Of all live jobs, or of one. One small statement where nobody has a budget."""
+    tenants = _by_tenant(conn)
+    if not tenants:
+        return []
+    query = select(Job.job_id, Job.tenant).where(Job.tenant.in_(list(tenants)), job_is_live())
+    query = query.where(~Job.cancel_requested).order_by(Job.job_id)
+    if job_id is not None:
+        query = query.where(Job.job_id == job_id)
+    jobs = {row.job_id: row.tenant for row in conn.execute(query)}
+    least = smallest(conn, list(jobs), Group.lease_owner.is_(None))
+    accounts: dict[str, Account] = {}
+    found = []
+    for name, bound_of_job in least.items():
+        tenant = jobs[name]
+        if tenant not in accounts:
+            accounts[tenant] = account(conn, now, tenant)
+        if lacking := budget_rules.shortfall(name, accounts[tenant], bound_of_job):
+            found.append(lacking)
+    return sorted(found, key=lambda one: one.job_id)
+
+
+def exhausted(conn: Connection, now: Now) -> list[tuple[str, str]]:
+    """(job id, reason) of live jobs that their tenants' budgets will never cover."""
+    return [(one.job_id, one.reason) for one in shortfalls(conn, now) if one.is_final]
+
+
+def check_new(conn: Connection, now: Now, job: NewJob) -> None:
+    """Raise `OverBudgetError` for a new job that its tenant's budgets cannot cover."""
+    if not has_budget(conn, job.tenant):
+        return
+    of_tenant = account(conn, now, job.tenant)
+    for reason in budget_rules.refusals(of_tenant, job.least):
+        raise OverBudgetError(f"tenant {job.tenant} cannot submit this job: {reason}")
+
+
+def check_retried(conn: Connection, now: Now, job_id: str, tenant: str) -> None:
+    """Raise `OverBudgetError` where a job that was sent back to work would stop again at once.
+
+    The caller holds the tenant's lock since before it sent the groups back.
+    """
+    if not has_budget(conn, tenant):
+        return
+    of_tenant = account(conn, now, tenant)
+    raised = f"raise it with `specbatch tenants set {tenant}`, then retry the job"
+    for budget in of_tenant.budgets:
+        if (left := budget_rules.left_tokens(of_tenant, budget)) is not None and left < 0:
+            raise OverBudgetError(
+                f"job {job_id} has results that wait to be recorded, and its tenant's budget of "
+                f"{budget_rules.amounts(budget)} lacks {-left:,} tokens for them: {raised}"
+            )
+    waiting = Group.stage.in_([Stage.PROPOSE.value, Stage.VERIFY.value])
+    least = conn.scalar(select(func.min(bound())).where(Group.job_id == job_id, waiting))
+    lacking = least and budget_rules.shortfall(job_id, of_tenant, int(least))
+    if lacking and lacking.is_final:
+        raise OverBudgetError(f"job {job_id} would stop again: {lacking.reason}; {raised}")
