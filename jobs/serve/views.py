@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from specbatch.jobs.serve.errors import ApiError, unknown, without_places
+from specbatch.pipeline.ledger.budget_rules import left_tokens, left_usd
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.fair_share import DEFAULT_WEIGHT
 from specbatch.pipeline.observe.report.facts import Facts
@@ -31,6 +32,7 @@ from specbatch.pipeline.policy.rollout import figures_of
 from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.pipeline.runtime.client import Client
 from specbatch.schemas.backlog import is_interrupted
+from specbatch.schemas.budgets import Account, Budget, Period
 from specbatch.schemas.fingerprint import shown
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.policies import HELD_BACK, Decided, Place, Reviews
@@ -45,6 +47,7 @@ MOST_LOOKED_AT = 500  # a tenant's newest jobs: for reviews that wait, and names
 MOST_ROLLOUTS = 50
 MOST_ITEMS = 25  # of a review, at once: their texts are read from files
 SAMPLES = 6  # outputs of a report, token by token
+_PERIODS = {Period.DAY: "a day", Period.MONTH: "a month", Period.TOTAL: "in all"}
 REPORT_WAIT_SEC = 30.0  # for another report to be made
 TONES = {
     "done": "good",
@@ -133,6 +136,17 @@ class RolloutView:
 
 
 @dataclass(frozen=True, slots=True)
+class BudgetView:
+    """What a tenant may spend in a period, and what is left of it. None: no limit."""
+
+    period: str
+    tokens: int | None
+    left_tokens: int | None
+    usd: float | None
+    left_usd: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class TenantView:
     """A tenant's share, and what it has had by period."""
 
@@ -141,6 +155,8 @@ class TenantView:
     privacy: str
     states: Mapping[JobState, int]
     use: Sequence[tuple[str, TenantUse]]  # by period
+    budgets: Sequence[BudgetView]
+    reserved_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,12 +315,15 @@ class Views:
             "this month": day.replace(day=1).timestamp(),
             "in all": 0.0,
         }
+        account = next((one for one in self.store.tenant_accounts() if one.tenant == tenant), None)
         return TenantView(
             tenant,
             self.settings.tenant_weights.get(tenant, DEFAULT_WEIGHT),
             self.privacy.mode_of(tenant).value,
             self.store.tenant_states(tenant),
             [(name, self.store.tenant_use(tenant, since)) for name, since in periods.items()],
+            [] if account is None else [_budget(account, one) for one in account.budgets],
+            0 if account is None else account.reserved_tokens,
         )
 
     # --- reviews ----------------------------------------------------------------------------
@@ -382,6 +401,17 @@ def for_tenant(facts: Facts) -> Facts:
             )
             for audit in facts.audits
         ),
+    )
+
+
+def _budget(account: Account, budget: Budget) -> BudgetView:
+    tokens, usd = left_tokens(account, budget), left_usd(account, budget)
+    return BudgetView(
+        _PERIODS[budget.period],
+        budget.tokens,
+        None if tokens is None else max(0, tokens),
+        budget.usd,
+        None if usd is None else max(0.0, usd),
     )
 
 

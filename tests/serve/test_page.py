@@ -18,6 +18,7 @@ from serve.test_sign_in import MODELS
 from serve.visitor import Visitor, checked, done_job, held_job, started_job
 
 from specbatch.schemas.audit import AuditRecord, EntryKind
+from specbatch.schemas.budgets import Period
 from specbatch.schemas.policies import Decided
 from specbatch.schemas.records import FinishReason, JobState, Stage
 from specbatch.schemas.registry import DeployScope, NewModel
@@ -153,6 +154,21 @@ def test_the_tenants_page_has_what_the_store_counts(store: Any, visitor: Visitor
         assert f"{period} 2 8 40 {tokens} ${usd:.2f}" in page.text
     assert "Weight of its share 1" in page.text
     assert "scopes read, write" in page.text
+
+
+def test_the_tenants_page_has_its_budgets_and_no_others(store: Any, visitor: Visitor) -> None:
+    assert "It has no budget" in visitor.page("/tenants").text
+    done = [replace(completion(row), reused_from=None) for row in range(4)]
+    done_job(store, job_id(1), done)
+    tenant = store.get_job(job_id(1)).tenant
+    spent = sum(one.prompt_tokens + len(one.token_ids) for one in done)
+    store.set_budget(tenant, Period.MONTH, 10_000, None, "agreed")
+    store.set_budget(tenant, Period.TOTAL, None, 5.0, "agreed")
+    store.set_budget("other", Period.DAY, 777, None, "agreed")
+    text = visitor.page("/tenants").text
+    assert f"a month 10,000 {10_000 - spent:,} any any" in text
+    assert "in all any any $5.00 $" in text
+    assert "777" not in text
 
 
 def test_a_rollout_shows_how_its_candidate_does(store: Any, visitor: Visitor) -> None:
