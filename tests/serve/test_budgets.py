@@ -1,0 +1,92 @@
+"""Batches of tenants with budgets: which one the runner does next, and what clients are told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from contracts.shorthand import claim_job
+from contracts.test_budgets import GROUP, claim, ingest, limit, record
+from ledger.builders import NO_TIME, RESULTS
+
+from specbatch.jobs.serve.collecting import Stop, not_run, why_stopped
+from specbatch.jobs.serve.runner import next_job
+from specbatch.pipeline.ledger.sql.store import SqlStore
+from specbatch.schemas.budgets import Period
+from specbatch.schemas.records import JobState, Stage
+from specbatch.schemas.serving import BatchRow, BatchStatus, NewBatch, Purpose, StoredFile
+from support.databases import sqlite_store
+
+SERVICE = "here"
+
+
+@pytest.fixture
+def store() -> Iterator[SqlStore]:
+    opened = sqlite_store()
+    yield opened
+    opened.close()
+
+
+def batch(store: SqlStore, name: str, tenant: str, groups: int = 2) -> BatchRow:
+    """A batch whose job's input is read."""
+    file = StoredFile(f"file-{name}", tenant, Purpose.BATCH, name, 1, "f" * 64, SERVICE)
+    store.add_file(file)
+    ask = (name, tenant, "/v1/completions", file.file_id, "24h", 86_400.0, "digest", SERVICE)
+    store.add_batch(NewBatch(*ask), 10)
+    store.begin_batch(name, "small", 4 * groups)
+    ingest(store, f"job-{name}", tenant, groups)
+    return store.note_batch_job(name, f"job-{name}")
+
+
+def next_batch(store: SqlStore) -> str | None:
+    found = next_job(store, SERVICE)
+    return None if found is None else found[0].batch_id
+
+
+def test_a_batch_that_waits_for_a_budget_lets_other_tenants_batches_pass(store: SqlStore) -> None:
+    batch(store, "batch_1", "acme")
+    batch(store, "batch_2", "else")
+    limit(store, GROUP, Period.DAY)
+    assert next_batch(store) == "batch_1"
+    work = claim(store)
+    assert work is not None
+    assert work.lease.job_id == "job-batch_1"
+    assert next_batch(store) == "batch_1", "some of it is under way"
+    store.advance(work.lease, Stage.RECORD, RESULTS, NO_TIME)
+    assert next_batch(store) == "batch_1", "its results wait to be recorded"
+    lease = store.claim_group("job-batch_1", 0, Stage.RECORD, "r", 60.0)
+    assert lease is not None
+    store.release(lease.lease, "stopped", forgiven=True)
+    assert next_batch(store) == "batch_1"
+    limit(store, 1, Period.MONTH)  # nothing more is covered, this month
+    assert next_batch(store) == "batch_1"
+
+
+def test_what_a_batch_waits_for_is_told(store: SqlStore) -> None:
+    batch(store, "batch_1", "acme")
+    batch(store, "batch_2", "else")
+    limit(store, GROUP, Period.DAY)
+    work = claim(store)
+    assert work is not None
+    record(store, work)
+    assert next_batch(store) == "batch_2"
+    told = store.batch("acme", "batch_1")
+    assert told is not None
+    assert (told.waits_because or "").startswith("waits for its tenant's budget of 64 tokens a day")
+    limit(store, 4 * GROUP, Period.DAY)
+    assert next_batch(store) == "batch_1"
+
+
+def test_a_batch_that_no_budget_covers_ends_with_the_limits_code(store: SqlStore) -> None:
+    one = batch(store, "batch_1", "acme")
+    limit(store, GROUP - 1)
+    assert next_batch(store) == "batch_1", "it has to stop"
+    assert store.stop_overdue() == {"job-batch_1"}
+    lease = claim_job(store, Stage.PUBLISH, job_id="job-batch_1").lease
+    store.finish_job(lease, JobState.CANCELLED)
+    job = store.get_job("job-batch_1")
+    assert why_stopped(one, job) is Stop.TENANT
+    end = not_run(one, job)
+    assert end.status is BatchStatus.CANCELLED
+    assert end.errors[0]["code"] == "token_limit_exceeded"
+    assert "budget of 63 tokens in all is spent" in end.errors[0]["message"]
