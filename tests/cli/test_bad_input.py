@@ -68,7 +68,7 @@ BAD_FLAGS = {
         ["--verification", "rejection", "--depth", "off"],
         "needs drafts, and depth is off",
     ),
-    "format": (["--format", "xml"], "'auto', 'parquet', 'arrow', 'csv', 'jsonl', 'openai' or"),
+    "format": (["--format", "xml"], "'auto', 'parquet', 'arrow', 'csv', 'jsonl', 'openai', "),
     "kept column of the output": (["--keep-columns", "id"], "column `id` of the input cannot be"),
     "kept column": (["--keep-columns", "number,nowhere"], "has no column `nowhere`"),
     "kept twice": (["--keep-columns", "number,number"], "a column occurs twice"),

@@ -68,6 +68,7 @@ def test_show_takes_the_first_characters_of_an_id(cli: Any, made: dict[str, Any]
     told |= {"rows_quarantined": 0, "audits": [], "waits_for": None, "in_review": []}
     told |= {"given_back": None, "workers": {}, "interrupted": False, "resume": None}
     told |= {"notifications": [], "system": None, "template": None, "drafting_switched_off": []}
+    told |= {"tables": []}
     assert shown.json == made | told
     assert "progress: 12 of 12 prompts, 1 of 1 groups" in cli("show", made["job"]).out
 
