@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 TARGET = "(openlineage)"  # of its notifications; names of other targets have no parentheses
 INPUT, OUTPUT = "lineage_input", "lineage_output"  # keys of a job's report
-MOST_FIELDS = 1000  # of a dataset that are told
+MOST_FIELDS = 200  # of a dataset that are told
 PARENT_VARIABLE = "OPENLINEAGE_PARENT_ID"
 
 _FILES = (Path("openlineage.yml"), Path.home() / ".openlineage" / "openlineage.yml")

@@ -142,7 +142,7 @@ def _set(
     reason: str,
 ) -> None:
     budget = store.set_budget(tenant, period, tokens, usd, reason)
-    found = next(one for one in store.tenant_accounts() if one.tenant == tenant)
+    (found,) = store.tenant_accounts(tenant)
     say(f"tenant {tenant} has {_line(found, budget)}")
 
 

@@ -220,8 +220,8 @@ class Pages:
         address = request.client.host if request.client else ""
         then = form.get(NEXT, "")
         try:
-            self.sign_ins.check(address)
             self._check_token(request.cookies.get(FORM_COOKIE, ""), form)
+            self.sign_ins.check(address)
             caller = caller_of(self.service.store, f"Bearer {form.get(KEY, '').strip()}")
             caller.must(Scope.READ)
         except ApiError as error:

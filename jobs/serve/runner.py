@@ -55,7 +55,7 @@ def next_job(
     begun = [(b, store.get_job(b.job_id)) for b in open_ones if b.job_id is not None]
     waiting = [(batch, job) for batch, job in begun if not job.state.is_final]
     stopping = [(batch, job) for batch, job in waiting if _must_stop(batch, job)]
-    held_back = waiting_for_budget(store)
+    held_back = waiting_for_budget(store, {job.job_id for _, job in waiting})
     for batch, job in waiting:
         if job.job_id in held_back and batch.waits_because is None:
             store.note_batch_waits(batch.batch_id, held_back[job.job_id])
@@ -67,10 +67,10 @@ def next_job(
     return next(iter([*stopping, *able]), None)
 
 
-def waiting_for_budget(store: Store) -> dict[str, str]:
-    """Jobs that have nothing to be done before a budget of their tenant covers it: in words, what
-    each waits for. A job that no budget will cover is not among them: it has to stop."""
-    short = [one for one in store.budget_shortfalls() if not one.is_final]
+def waiting_for_budget(store: Store, job_ids: Collection[str]) -> dict[str, str]:
+    """Of these jobs, those with nothing to be done before a budget of their tenant covers it: in
+    words, what each waits for. A job that no budget will cover has to stop, and is not there."""
+    short = [one for one in store.budget_shortfalls() if one.job_id in job_ids and not one.is_final]
     return {
         one.job_id: one.words
         for one in short
@@ -100,7 +100,7 @@ class _BudgetWatch:
     def holds_back(self) -> bool:
         if time.monotonic() >= self._next_at:
             self._next_at = time.monotonic() + BUDGET_EVERY_SEC
-            self.words = waiting_for_budget(self.store).get(self.job_id, "")
+            self.words = waiting_for_budget(self.store, {self.job_id}).get(self.job_id, "")
         return bool(self.words)
 
 

@@ -6,6 +6,7 @@ It shows what the API would: no other tenant's things, and no folders or names o
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -48,7 +49,6 @@ MOST_ROLLOUTS = 50
 MOST_ITEMS = 25  # of a review, at once: their texts are read from files
 SAMPLES = 6  # outputs of a report, token by token
 _PERIODS = {Period.DAY: "a day", Period.MONTH: "a month", Period.TOTAL: "in all"}
-REPORT_WAIT_SEC = 30.0  # for another report to be made
 TONES = {
     "done": "good",
     "partial": "warn",
@@ -266,9 +266,10 @@ class Views:
         return found
 
     def report(self, job: JobRow) -> str:
-        """The report of `specbatch report`, one at a time. Raises `ApiError`."""
-        if not self._making.acquire(timeout=REPORT_WAIT_SEC):
-            raise ApiError(503, "other reports are being made: try again in a minute")
+        """The report of `specbatch report`, one at a time. Raises `ApiError` at once while another
+        is made: who waits here keeps a thread from the API."""
+        if not self._making.acquire(blocking=False):
+            raise ApiError(503, "another report is being made: try again in a minute")
         try:
             facts = gather(self.store, self.settings, job.job_id, SAMPLES, time.time())
             return page(for_tenant(facts))
@@ -315,15 +316,15 @@ class Views:
             "this month": day.replace(day=1).timestamp(),
             "in all": 0.0,
         }
-        account = next((one for one in self.store.tenant_accounts() if one.tenant == tenant), None)
+        (account,) = self.store.tenant_accounts(tenant)
         return TenantView(
             tenant,
             self.settings.tenant_weights.get(tenant, DEFAULT_WEIGHT),
             self.privacy.mode_of(tenant).value,
             self.store.tenant_states(tenant),
             [(name, self.store.tenant_use(tenant, since)) for name, since in periods.items()],
-            [] if account is None else [_budget(account, one) for one in account.budgets],
-            0 if account is None else account.reserved_tokens,
+            [_budget(account, one) for one in account.budgets],
+            account.reserved_tokens,
         )
 
     # --- reviews ----------------------------------------------------------------------------
@@ -430,7 +431,8 @@ def _waits(job: JobRow, now: JobNow) -> str | None:
         return line[0].upper() + line[1:]
     if now.waits is None:
         return None
-    return f"It {without_places(now.waits.partition('; alive')[0])}."
+    waits = re.sub(r"; alive[^;]*", "", now.waits)  # which workers there are is the operator's
+    return f"It {without_places(waits)}."
 
 
 def _limits(job: JobRow) -> list[tuple[str, str]]:

@@ -96,10 +96,15 @@ def is_final(account: Account, budget: Budget, bound: int) -> bool:
     return not _covers(room_of(account, budget), bound)
 
 
+def usd(amount: float) -> str:
+    """`$1,234.50`; below a dollar with four digits more."""
+    return f"${amount:,.2f}" if amount >= 1 or not amount else f"${amount:.6f}"
+
+
 def amounts(budget: Budget) -> str:
     """`10,000 tokens and $5`."""
     tokens = [] if budget.tokens is None else [f"{budget.tokens:,} tokens"]
-    return " and ".join(tokens + ([] if budget.usd is None else [f"${budget.usd:g}"]))
+    return " and ".join(tokens + ([] if budget.usd is None else [usd(budget.usd)]))
 
 
 def _named(budget: Budget) -> str:
@@ -109,11 +114,11 @@ def _named(budget: Budget) -> str:
 
 def _lack(account: Account, budget: Budget, bound: int) -> str:
     """What there is of a budget, and what a group needs."""
-    usd = left_usd(account, budget)
-    if usd is not None and usd <= 0:
+    left = left_usd(account, budget)
+    if left is not None and left <= 0:
         spent = account.spent[budget.period].usd
-        way = f", and ${account.reserved_usd:.4g} is under way" if account.reserved_tokens else ""
-        return f"${spent:.4g} is spent{way}"
+        way = f", and {usd(account.reserved_usd)} is under way" if account.reserved_tokens else ""
+        return f"{usd(spent)} is spent{way}"
     tokens = max(0, left_tokens(account, budget) or 0)
     way = f", {account.reserved_tokens:,} are reserved" if account.reserved_tokens else ""
     return f"{tokens:,} tokens are left{way}, and its smallest group may take {bound:,}"

@@ -27,8 +27,8 @@ class Budgeting(Protocol):
     def budgets(self, history: bool = False) -> list[Budget]:
         """Those that hold now; with `history` all there ever were, in order."""
 
-    def tenant_accounts(self) -> list[Account]:
-        """Of all tenants that have a budget, or of which anything is recorded, by name."""
+    def tenant_accounts(self, tenant: str | None = None) -> list[Account]:
+        """Of one tenant; or of all with a budget or with anything recorded, by name."""
 
     def budget_shortfalls(self) -> list[Shortfall]:
         """Live jobs that no worker may continue now, by their tenants' budgets; by id."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.schemas import lineage
 from specbatch.schemas.audit import EntryKind
-from specbatch.schemas.errors import ObjectError
+from specbatch.schemas.errors import ObjectError, StoreError
 from specbatch.schemas.notifications import ENDS, Due, Event, NotificationRow
 from specbatch.schemas.records import JobRow
 
@@ -58,8 +58,17 @@ class Lineage:
     def tell(self, one: Due, job: JobRow, store: Store) -> None:
         """Emit the event, and before an end its run's start unless that was told.
 
-        Raises `ObjectError` where the endpoint does not take it, without its address.
+        Raises `ObjectError` where the endpoint does not take it, without its address, and where it
+        cannot be made: another version may have noted the facts, or the client is another one.
         """
+        try:
+            self._tell(one, job, store)
+        except (ObjectError, StoreError):
+            raise
+        except Exception as error:
+            raise ObjectError(f"the event cannot be made here: {_why(error)}") from error
+
+    def _tell(self, one: Due, job: JobRow, store: Store) -> None:
         from specbatch.pipeline.runtime.lineage_events import Events
 
         told = [row for row in store.notifications_of(job.job_id) if row.target == lineage.TARGET]

@@ -47,7 +47,7 @@ def test_budgets_are_set_listed_and_removed(cli: Any, folder: Path) -> None:
     assert again.complaint.startswith("tenant acme has no budget for day: ")
     first, second = cli("tenants", "list", "--history").out.splitlines()
     assert first.endswith("ended by alice@laptop: it is over")
-    assert second.startswith("acme: 1,000 tokens and $2.5, total, set at ")
+    assert second.startswith("acme: 1,000 tokens and $2.50, total, set at ")
     store.close()
 
 

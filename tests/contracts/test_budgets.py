@@ -367,7 +367,7 @@ def test_money_is_passed_by_at_most_what_groups_under_way_cost(store: Store) -> 
     assert claim(store) is None
     assert store.stop_overdue() == {"job-1"}
     reason = store.get_job("job-1").stop_reason
-    assert reason == "its tenant's budget of $2.5 in all is spent: $3 is spent"
+    assert reason == "its tenant's budget of $2.50 in all is spent: $3.00 is spent"
 
 
 # --- random lives -------------------------------------------------------------------------------

@@ -90,7 +90,7 @@ def test_the_life_of_a_group_takes_few_statements(store: SqlStore) -> None:
     store.advance(claim(store, 0, Stage.PROPOSE), Stage.VERIFY, DRAFTS, NO_TIME)
     store.advance(claim(store, 0, Stage.VERIFY), Stage.RECORD, RESULTS, NO_TIME)
     store.commit_group(claim(store, 0, Stage.RECORD), [completion(0)], NO_TIME, {"steps": 1})
-    assert len(statements) <= 11  # and one COPY on PostgreSQL
+    assert len(statements) <= 12  # and one COPY on PostgreSQL
 
 
 def test_the_sweepers_list_uses_its_indexes(store: SqlStore) -> None:
@@ -98,7 +98,7 @@ def test_the_sweepers_list_uses_its_indexes(store: SqlStore) -> None:
     queries: list[tuple[str, Any]] = []
 
     def note(_conn: Any, _cursor: Any, statement: str, parameters: Any, *_rest: Any) -> None:
-        if statement.startswith("SELECT"):
+        if statement.startswith("SELECT") and "FROM tenant_budgets" not in statement:  # a few rows
             queries.append((statement, parameters))
 
     event.listen(store._db._reader, "before_cursor_execute", note)

@@ -19,6 +19,7 @@ from sqlalchemy import (
     Select,
     and_,
     case,
+    false,
     func,
     or_,
     select,
@@ -79,7 +80,9 @@ def budgets(conn: Connection, history: bool = False) -> list[Budget]:
     return [_budget(row) for row in conn.execute(query if history else query.where(_ACTIVE))]
 
 
-def tenant_accounts(conn: Connection, now: Now) -> list[Account]:
+def tenant_accounts(conn: Connection, now: Now, tenant: str | None = None) -> list[Account]:
+    if tenant is not None:
+        return [account(conn, now, tenant)]
     known = {*conn.scalars(select(TenantSpending.tenant).distinct()), *_by_tenant(conn)}
     return [account(conn, now, tenant) for tenant in sorted(known)]
 
@@ -269,6 +272,15 @@ def shortfalls(conn: Connection, now: Now, job_id: str | None = None) -> list[Sh
     return sorted(found, key=lambda one: one.job_id)
 
 
+def is_held_back(short: Iterable[Shortfall]) -> ColumnElement[bool]:
+    """Whether a group can be claimed by nobody now, as it is one of these jobs' at VERIFY."""
+    job_ids = [one.job_id for one in short]
+    if not job_ids:
+        return false()
+    at_verify = and_(Group.stage == Stage.VERIFY.value, Group.lease_owner.is_(None))
+    return and_(at_verify, Group.job_id.in_(job_ids))
+
+
 def exhausted(conn: Connection, now: Now) -> list[tuple[str, str]]:
     """(job id, reason) of live jobs that their tenants' budgets will never cover."""
     return [(one.job_id, one.reason) for one in shortfalls(conn, now) if one.is_final]
@@ -292,7 +304,10 @@ def check_retried(conn: Connection, now: Now, job_id: str, tenant: str) -> None:
         return
     of_tenant = account(conn, now, tenant)
     raised = f"raise it with `specbatch tenants set {tenant}`, then retry the job"
-    for budget in of_tenant.budgets:
+    recorded_next = select(func.count()).where(
+        Group.job_id == job_id, Group.stage == Stage.RECORD.value, Group.reserved_tokens > 0
+    )
+    for budget in of_tenant.budgets if conn.scalar(recorded_next) else ():
         if (left := budget_rules.left_tokens(of_tenant, budget)) is not None and left < 0:
             raise OverBudgetError(
                 f"job {job_id} has results that wait to be recorded, and its tenant's budget of "

@@ -283,8 +283,10 @@ _NOT_OVER = (JobState.QUEUED, JobState.RUNNING)
 
 def backlog(conn: Connection, now: Now) -> Backlog:
     at = float(conn.execute(select(now)).scalar_one())
+    over_budget = tuple(budgets.shortfalls(conn, now))
+    claimable = ~budgets.is_held_back(over_budget)
     units = [
-        *conn.execute(_units(Group, now, group_is_open())),
+        *conn.execute(_units(Group, now, group_is_open(), claimable)),
         *conn.execute(_units(Job, now, job_is_due(), Job.ingest_resumes_at.is_(None))),
     ]
     stages = {Stage(row.stage): _stage(row, at) for row in units}
@@ -314,7 +316,7 @@ def backlog(conn: Connection, now: Now) -> Backlog:
         workers=tuple(time_mapper.worker_now(row, at) for row in conn.execute(_workers(now))),
         pinned=tuple(_pinned(conn)),
         processes=tuple(_processes(conn, at)),
-        over_budget=tuple(budgets.shortfalls(conn, now)),
+        over_budget=over_budget,
     )
 
 

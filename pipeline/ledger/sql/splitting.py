@@ -8,11 +8,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, and_, exists, func, insert, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    and_,
+    exists,
+    func,
+    insert,
+    or_,
+    select,
+    true,
+    update,
+)
 from sqlalchemy.orm import aliased
 
 from specbatch.pipeline.ledger import rules, split_rules
-from specbatch.pipeline.ledger.sql import jobs, pinning
+from specbatch.pipeline.ledger.sql import budgets, jobs, pinning
 from specbatch.pipeline.ledger.sql.jobs import FREE
 from specbatch.pipeline.ledger.sql.transactions import Now
 from specbatch.schemas.numeric_class import Serves
@@ -156,11 +167,13 @@ def ask_for_split(
 ) -> tuple[str, int] | None:
     """Mark the group that an idle verifier would like half of. It must be able to verify it."""
     due, of_due = aliased(Group), aliased(Job)
+    held_back = [one.job_id for one in budgets.shortfalls(conn, now)]
     anything_due = (
         exists()
         .where(due.stage == Stage.VERIFY.value, due.lease_until <= now)
         .where(of_due.job_id == due.job_id, of_due.verifier == model)
         .where(*pinning.served(serves, of_due))
+        .where(of_due.job_id.not_in(held_back) if held_back else true())
     )
     drafted = aliased(Group)
     still_drafting = exists().where(

@@ -9,7 +9,6 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Select,
-    and_,
     case,
     exists,
     func,
@@ -44,12 +43,7 @@ def due(conn: Connection, now: Now, limit: int = 256, job_id: str | None = None)
         (Job.stage, Job.priority),
         limit,
     )
-    held_back = [one.job_id for one in budgets.shortfalls(conn, now, job_id)]
-    is_held_back = and_(
-        Group.stage == Stage.VERIFY.value,
-        Group.lease_owner.is_(None),
-        Group.job_id.in_(held_back),
-    )
+    is_held_back = budgets.is_held_back(budgets.shortfalls(conn, now, job_id))
     model = case((Group.stage == Stage.PROPOSE.value, Job.proposer), else_=Job.verifier)
     groups = _oldest_of_each_kind(
         select(
@@ -58,7 +52,7 @@ def due(conn: Connection, now: Now, limit: int = 256, job_id: str | None = None)
         .join(Job, Job.job_id == Group.job_id)
         .where(group_is_open(), Group.lease_until <= now)
         .where(true() if job_id is None else Group.job_id == job_id)
-        .where(~is_held_back if held_back else true()),
+        .where(~is_held_back),
         (Group.ready_at, Group.job_id, Group.group_index),
         (Group.stage, model, Job.priority),
         limit,
