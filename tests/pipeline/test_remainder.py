@@ -22,7 +22,7 @@ from specbatch.pipeline.engines.state.accounting import OVERHEAD
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.operations.spec_input import build_spec
 from specbatch.pipeline.outputs.outputs import read_manifest, read_output
-from specbatch.pipeline.stages import publish
+from specbatch.pipeline.stages import inputs
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.provenance import TICKS_PER_SEC
@@ -291,7 +291,7 @@ def test_an_input_out_of_reach_for_a_while_is_waited_for(
         bed.messages.clear()
         for job, attempts in zip(jobs, (1, 2), strict=True):
             with monkeypatch.context() as patch:
-                patch.setattr(publish, "open_source", Mock(side_effect=away))
+                patch.setattr(inputs, "open_source", Mock(side_effect=away))
                 for _ in range(attempts):
                     bed.do(Stage.PUBLISH, job.job_id)
                     assert not bed.client.job(job.job_id).state.is_final
