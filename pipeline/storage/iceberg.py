@@ -213,8 +213,8 @@ def _data_file(uri: str, table: Table, file: Any) -> DataFile:
 
 # --- writing ------------------------------------------------------------------------------------
 def create(uri: str, schema: pa.Schema, partition_by: Sequence[str]) -> Table:
-    """The table, made with its namespace in one commit if it is missing. Raises as `iceberg_table`
-    does."""
+    """The table. One that is missing is made in one commit, so nobody meets it without its
+    partitions. Raises as `iceberg_table` does."""
     from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
 
     if (table := table_if_there(uri)) is not None:
