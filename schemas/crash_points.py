@@ -22,7 +22,7 @@ class CrashPoint(StrEnum):
     COMMITTED = "committed"  # a transaction's COMMIT is answered, no message is sent yet
     ACK = "ack"  # a task is done, its message not acknowledged yet
     UPLOAD = "upload"  # an output part lies on the local disk, not at its place
-    MANIFEST = "manifest"  # all parts are at their place, the manifest is not
+    MANIFEST = "manifest"  # all parts are in place, the manifest is not
 
 
 _armed: Callable[[CrashPoint], None] | None = None

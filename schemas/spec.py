@@ -587,6 +587,13 @@ class JobSpec(Part):
         return self
 
     @model_validator(mode="after")
+    def _merged_samples_have_keys(self) -> JobSpec:
+        table, samples = self.output.table, self.output.keep_best or self.sampling.n
+        if table is not None and (problem := table.key_problem(samples)) is not None:
+            raise ValueError(problem)
+        return self
+
+    @model_validator(mode="after")
     def _ratio_tests_need_a_model(self) -> JobSpec:
         verification = self.speculation.verification
         if verification is not Verification.COUPLED and self.proposer is None:

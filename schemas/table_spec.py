@@ -19,6 +19,7 @@ TableKind = Literal["delta", "iceberg"]
 DELTA: TableKind = "delta"
 ICEBERG: TableKind = "iceberg"
 LAST = "last"  # of `input.since`: the snapshot that the last finished job of this name has read
+_SAMPLE = "sample_index"
 JOB_COLUMN = "job"  # of an output table: the id of the job that wrote the row
 
 # Keys of a job's report. The first two are pinned there where the submitter could not read the
@@ -120,7 +121,7 @@ class TableSpec(BaseModel):
         default="append", description="merge: a row replaces the one with the same key"
     )
     key: tuple[Column, ...] = Field(
-        default=("id", "sample_index"),
+        default=("id", _SAMPLE),
         min_length=1,
         description="of merge: columns that name a row",
     )
@@ -131,6 +132,15 @@ class TableSpec(BaseModel):
     @property
     def kind(self) -> TableKind:
         return ICEBERG if is_iceberg(self.uri) else DELTA
+
+    def key_problem(self, samples: int) -> str | None:
+        """Why so many samples of a row cannot be told apart by the key; None: they can."""
+        if self.mode != "merge" or samples == 1 or _SAMPLE in self.key:
+            return None
+        return (
+            f"output.table.key {', '.join(self.key)} is the same for {samples} samples of a row: "
+            f"add {_SAMPLE} to it"
+        )
 
     @field_validator("key", "partition_by", mode="before")
     @classmethod

@@ -43,7 +43,7 @@ class TableFiles:
         there, values = facts.schema.names, self.values.get(uri, {})
         lacks = [field for field in self.schema if field.name not in there]
         has = [facts.schema.field(f.name) if f.name in there else f for f in self.schema]
-        constants = {field.name: typed(values.get(field.name), field.type) for field in lacks}
+        constants = {field.name: constant(uri, field, values.get(field.name)) for field in lacks}
         return replace(facts, schema=pa.schema(has), constants=constants)
 
 
@@ -51,9 +51,36 @@ def typed(value: Any, kind: pa.DataType) -> pa.Scalar:
     """A partition value, which may be text, in the type of its column."""
     import pyarrow as pa
 
-    if isinstance(value, str):
-        return pa.array([value]).cast(kind)[0]
-    return pa.array([value], kind)[0]
+    if not isinstance(value, str):
+        return pa.array([value], kind)[0]
+    text = pa.array([value])
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return _moment(text, kind)[0]
+    return text.cast(kind)[0]
+
+
+def _moment(text: pa.Array, kind: pa.TimestampType) -> pa.Array:
+    """Times with a zone; those that name none are of UTC."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    try:
+        return text.cast(kind)
+    except pa.ArrowInvalid:
+        return pc.assume_timezone(text.cast(pa.timestamp(kind.unit)), "UTC").cast(kind)
+
+
+def constant(uri: str, field: pa.Field, value: Any) -> pa.Scalar:
+    """A file's partition value. Raises `InputError`."""
+    import pyarrow as pa
+
+    try:
+        return typed(value, field.type)
+    except pa.ArrowException as error:
+        raise InputError(
+            f"partition value {value!r} of column `{field.name}`, which the table has for {uri}, "
+            f"cannot be read as {field.type}: copy the table into a new one"
+        ) from error
 
 
 def can_read_tables(spec: InputSpec) -> bool:

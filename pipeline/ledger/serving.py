@@ -93,8 +93,9 @@ class Serving(Protocol):
         """By its whole id."""
 
     def tenant_jobs(
-        self, tenant: str, page: Page, state: JobState | None = None
-    ) -> list[JobRow]: ...
+        self, tenant: str, page: Page, state: JobState | None = None, name: str | None = None
+    ) -> list[JobRow]:
+        """In a state, and of a name, if these are given."""
 
     def tenant_states(self, tenant: str) -> Mapping[JobState, int]:
         """How many jobs it has in each state, without states that none is in."""

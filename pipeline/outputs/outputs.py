@@ -206,9 +206,9 @@ class OutputWriter:
         with their row counts; they move to the output. `still_mine` is called before each change.
         It raises if another worker publishes the job by now, whose finished files must stay
         untouched. `kept` adds columns of the input. `quarantines`: malformed texts go into a file
-        of their own. `commit` is called with the parts, once all files are at their place and
-        the manifest is not; what it returns goes into the manifest. Raises
-        `OutputError`, `ObjectError`, and what reading them raises.
+        of their own. `commit` is called with the parts, once all files are in place and the
+        manifest is not; what it returns goes into the manifest. Raises `OutputError`,
+        `ObjectError`, and what reading them raises.
         """
         self._still_mine = still_mine or _unasked
         self.claim()

@@ -1,8 +1,8 @@
 """The finished rows of a job in a Delta or Iceberg table: one commit, made once.
 
 The rows are those of the parts whose completions ended well, in the columns of the parts, and the
-job's id in the column `job`. They are committed when all parts are at their place and the manifest
-is not, so the manifest names the table's snapshot.
+job's id in the column `job`. They are committed when all parts are in place and the manifest is
+not, so the manifest names the table's snapshot.
 
 A commit carries the job's id and a digest of the parts. A publication that is done again finds
 them and commits nothing; one with other parts, as after a retry or a review, replaces the job's

@@ -22,9 +22,11 @@ from specbatch.pipeline.inputs.planner import PlannedGroup
 from specbatch.pipeline.outputs.names import remainder_name
 from specbatch.pipeline.outputs.prompt_file import PromptFile, input_values, rows_in
 from specbatch.pipeline.storage.objects import join
+from specbatch.schemas.arrow import output_schema
 from specbatch.schemas.errors import ObjectError, SpecbatchError
 from specbatch.schemas.records import JobRow, PromptRow, RejectedRow
 from specbatch.schemas.spec import JobSpec
+from specbatch.schemas.table_spec import JOB_COLUMN, TableSpec
 
 _LIMITS = ("deadline_sec", "budget_usd")
 
@@ -101,9 +103,17 @@ def _spec_text(job: JobRow, spec: JobSpec, prompts: str) -> str:
     values["input"] = input_values(join(output, prompts) if "://" in output else prompts)
     values["output"] |= {"uri": f"{output.rstrip('/')}-remainder"}
     values["output"].pop("keep_columns", None)  # they are in the job's own input
+    if spec.output.table is not None and spec.output.table.partition_by:
+        values["output"]["table"]["partition_by"] = _own_columns(spec, spec.output.table)
     reason = " ".join((job.stop_reason or "it was cancelled").split())
     return (
         f"# What is left of job {job.job_id} ({reason}).\n"
         "# Submit it as it is; its deadline and its budget, if it had any, are left out.\n"
         + yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
     )
+
+
+def _own_columns(spec: JobSpec, table: TableSpec) -> list[str]:
+    """By which the table is partitioned if it must be made: columns that every output has."""
+    own = (*output_schema(spec.output.best_by is not None).names, JOB_COLUMN)
+    return [column for column in table.partition_by if column in own]

@@ -16,16 +16,17 @@ from specbatch.pipeline.runtime.leases import Held
 from specbatch.pipeline.runtime.snapshots import last_read, snapshot_of
 from specbatch.pipeline.stages.context import StageContext
 from specbatch.schemas.arrow import output_schema
+from specbatch.schemas.errors import OutputError
 from specbatch.schemas.exports import WrittenFile
 from specbatch.schemas.records import JobRow
 from specbatch.schemas.spec import InputSpec, JobSpec
-from specbatch.schemas.table_spec import OUTPUT_SNAPSHOT
+from specbatch.schemas.table_spec import JOB_COLUMN, OUTPUT_SNAPSHOT
 
 
 def input_of(context: StageContext, job: JobRow, spec: JobSpec) -> InputSpec:
     """The input as the job reads it. A table has its snapshot, which is pinned now if it is not.
 
-    Raises `UsageError` and `ObjectError`.
+    Raises `UsageError`, `InUseError` and `ObjectError`.
     """
     if spec.input.table is None:
         return spec.input
@@ -55,7 +56,24 @@ def prepare_table(context: StageContext, spec: JobSpec, source: Source) -> None:
     """Make the output table if it is missing. Raises `OutputError` where it cannot take the job's
     rows, before any of them is computed, and `ObjectError`."""
     if spec.output.table is not None:
-        prepare(spec.output.table, context.objects, columns_of(spec, source), makes=True)
+        columns = columns_of(spec, source)
+        _check_key(spec, source, columns)
+        prepare(spec.output.table, context.objects, columns, makes=True)
+
+
+def _check_key(spec: JobSpec, source: Source, columns: pa.Schema) -> None:
+    """Raise `OutputError` where the key of a merge has numbers of rows for ids, and nothing that
+    tells one job's rows from another's: they would replace them."""
+    table = spec.output.table
+    if table is None or table.mode != "merge" or "id" not in table.key or source.has_ids:
+        return
+    own = output_schema(spec.output.best_by is not None).names
+    if not {JOB_COLUMN, *columns.names}.difference(own).intersection(table.key):
+        raise OutputError(
+            "output.table.key has `id`, which is the row's number because the input has no ids, so "
+            "rows of one job would replace those of another: name input.id_column, or a column of "
+            "output.keep_columns in the key"
+        )
 
 
 def columns_of(spec: JobSpec, source: Source) -> pa.Schema:

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 import orjson
 
 from specbatch.pipeline.storage.objects import Objects, join, tidy
-from specbatch.pipeline.storage.tables import JOB, ROWS, Commit, DataFile
+from specbatch.pipeline.storage.tables import JOB, ROWS, Commit, DataFile, inside
 from specbatch.schemas.errors import InputError, ObjectError, UsageError, first_line
 from specbatch.schemas.extras import require_tables_extra
 from specbatch.schemas.table_spec import JOB_COLUMN
@@ -220,10 +220,9 @@ def _operation(actions: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _place(uri: str, path: str) -> str:
-    """A file of the table, whose path is relative to it, or whole."""
-    if "://" in path or path.startswith("/"):
-        return tidy(path).replace("s3a://", "s3://", 1)
-    return join(tidy(uri), path)
+    """A file of the table, whose path is relative to it, or whole. Raises `InputError`."""
+    is_whole = "://" in path or path.startswith("/")
+    return inside(uri, path if is_whole else join(tidy(uri), path), [uri])
 
 
 # --- writing ------------------------------------------------------------------------------------

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from specbatch.pipeline.storage.objects import tidy
-from specbatch.pipeline.storage.tables import JOB, ROWS, Commit, DataFile
+from specbatch.pipeline.storage.tables import JOB, ROWS, Commit, DataFile, inside
 from specbatch.schemas.errors import InputError, ObjectError, UsageError, first_line
 from specbatch.schemas.extras import require_tables_extra
 from specbatch.schemas.table_spec import JOB_COLUMN, iceberg_name
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
     from pyiceberg.table.snapshots import Snapshot
+
+_DATA_PATH = "write.data.path"  # a table's property: where its data files are, if not below it
 
 
 # --- opening ------------------------------------------------------------------------------------
@@ -56,7 +57,7 @@ def _catalog(uri: str) -> tuple[Catalog, str]:
     except (ValueError, ImportError) as error:  # not configured, or a part that it needs is missing
         raise UsageError(
             f"pyiceberg cannot open catalog {catalog} of {uri}: {first_line(error, 300)}; its "
-            "properties belong into ~/.pyiceberg.yaml or PYICEBERG_CATALOG__… variables"
+            "properties belong in ~/.pyiceberg.yaml or PYICEBERG_CATALOG__… variables"
         ) from error
 
 
@@ -205,27 +206,33 @@ def _data_file(uri: str, table: Table, file: Any) -> DataFile:
         if isinstance(field.transform, IdentityTransform)
         and (name := schema.find_column_name(field.source_id)) is not None
     }
-    place = tidy(str(file.file_path)).replace("s3a://", "s3://", 1)
-    return DataFile(place, values)
+    own = table.properties.get(_DATA_PATH)
+    roots = [table.location(), *([own] if own else [])]
+    return DataFile(inside(uri, str(file.file_path), roots), values)
 
 
 # --- writing ------------------------------------------------------------------------------------
 def create(uri: str, schema: pa.Schema, partition_by: Sequence[str]) -> Table:
-    """The table, made if it is missing, with its namespace. Raises as `iceberg_table` does."""
+    """The table. One that is missing is made in one commit, so nobody meets it without its
+    partitions. Raises as `iceberg_table` does."""
+    from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
+
     if (table := table_if_there(uri)) is not None:
         return table
     catalog, name = _catalog(uri)
     try:
         with out_of_reach(uri):
             catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
-            made = catalog.create_table_if_not_exists(name, schema=schema)
-            if partition_by:
-                with made.update_spec() as update:
-                    for column in partition_by:
-                        update.add_identity(column)
-            return catalog.load_table(name)
+            made = catalog.create_table_transaction(name, schema)
+            with made.update_spec() as update:
+                for column in partition_by:
+                    update.add_identity(column)
+            made.commit_transaction()
+    except (CommitFailedException, TableAlreadyExistsError):
+        pass  # another job has just made it
     except (ValueError, TypeError, NotImplementedError) as error:
         raise UsageError(f"cannot make Iceberg table {uri}: {first_line(error, 300)}") from error
+    return iceberg_table(uri)
 
 
 def committed(table: Table, commit: Commit) -> tuple[bool, int | None]:

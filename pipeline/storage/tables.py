@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from specbatch.pipeline.storage.objects import join, tidy
+from specbatch.schemas.errors import InputError
 
 JOB, ROWS = "specbatch_job", "specbatch_rows_sha256"  # in the log of a table: of a commit of ours
 
@@ -35,3 +38,21 @@ class Commit:
     @property
     def properties(self) -> dict[str, str]:
         return {JOB: self.job_id, ROWS: self.rows_sha256}
+
+
+def inside(uri: str, place: str, roots: Iterable[str]) -> str:
+    """A data file that a table's log names. Raises `InputError` unless it lies below a root:
+    whoever writes a log could name any file that a worker may read."""
+    whole = tidied(place)
+    is_below = any(whole.startswith(join(tidied(root), "")) for root in roots)
+    if not is_below or ".." in whole.split("/"):
+        raise InputError(
+            f"file {place} lies outside of table {uri}, which names it, and is not read: copy the "
+            "table into a new one"
+        )
+    return whole
+
+
+def tidied(uri: str) -> str:
+    """As `tidy`, with one name for S3."""
+    return tidy(uri).replace("s3a://", "s3://", 1)

@@ -15,11 +15,12 @@ from specbatch.jobs.chaos.job import spec_of
 from specbatch.jobs.cli.show import table_lines
 from specbatch.pipeline.bootstrap import make_client
 from specbatch.pipeline.outputs.outputs import read_manifest, read_output
+from specbatch.pipeline.runtime.snapshots import last_read
 from specbatch.schemas.crash_points import CrashPoint
-from specbatch.schemas.errors import InputError, UsageError
+from specbatch.schemas.errors import InputError, InUseError, UsageError
 from specbatch.schemas.records import DueWork, JobRow, JobState, Stage
 from specbatch.schemas.spec import JobSpec, load_spec
-from specbatch.schemas.table_spec import OUTPUT_SNAPSHOT
+from specbatch.schemas.table_spec import OUTPUT_SNAPSHOT, Snapshot
 from support import tables
 from support.tables import delta, iceberg, prompts, rows_of
 
@@ -155,6 +156,48 @@ def test_the_second_night_does_only_new_rows(bed: Shop, tmp_path: Path) -> None:
     assert done(bed, cancelled).state is JobState.CANCELLED
     assert read(done(bed, night(5))) == ["d"], "a cancelled night has not done its rows"
     assert sorted(row["id"] for row in rows_of(answers)) == ["a", "b", "c", "d"]
+
+
+def test_a_cancelled_night_with_rows_in_the_table_is_retried_before_the_next(
+    bed: Shop, tmp_path: Path
+) -> None:
+    table, answers = delta(tmp_path / "in", prompts(*"abcdefgh")), tmp_path / "answers"
+
+    def night(number: int) -> str:
+        parts = {"input": {"since": "last"}, "output": {"table": str(answers)}}
+        return submit(bed, spec(bed, table, tmp_path, f"night-{number}", **parts))
+
+    first = night(1)
+    while not bed.store.progress(first).rows_done:
+        bed.do_next(first)
+    make_client(bed.settings, silent, bed.store).cancel(first)
+    with pytest.raises(InUseError, match=f"job {first} of this name is being cancelled"):
+        night(2)
+    assert done(bed, first).state is JobState.CANCELLED
+    with pytest.raises(UsageError, match=r"is cancelled, and its rows are in the table: `spec"):
+        night(2)
+    bed.store.retry_job(first)
+    done(bed, first)
+    assert read(done(bed, night(2))) == []
+    assert sorted(row["id"] for row in rows_of(answers)) == list("abcdefgh")
+
+
+def test_the_last_job_of_a_name_is_found_however_many_came_later(
+    bed: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("specbatch.pipeline.runtime.snapshots.PAGE", 1)
+    table, other = delta(tmp_path / "in", prompts("a")), delta(tmp_path / "other", prompts("x"))
+    wanted = spec(bed, table, tmp_path)
+    first = done(bed, submit(bed, wanted))
+    for number in range(2):
+        done(bed, submit(bed, spec(bed, other, tmp_path, f"other-{number}")))
+    asked = (bed.store, wanted.input, wanted.tenant, wanted.name)
+    assert last_read(*asked) == Snapshot(0)
+    later = submit(bed, spec(bed, table, tmp_path, "later"))
+    assert last_read(*asked, but=later) == Snapshot(0)
+    assert last_read(*asked, but=first.job_id) is None
+    with pytest.raises(UsageError, match=f"job {later} of this name is queued"):
+        last_read(*asked)
 
 
 @pytest.mark.parametrize("point", [CrashPoint.UPLOAD, CrashPoint.MANIFEST])

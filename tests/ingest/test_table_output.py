@@ -6,21 +6,27 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import duckdb
 import pyarrow as pa
 import pytest
+import yaml
 from deltalake import DeltaTable, write_deltalake
-from ingest.making import completion
+from ingest.making import completion, make_spec, write_parquet
 
+from specbatch.pipeline.inputs.sources import open_source
 from specbatch.pipeline.outputs.outputs import Manifest, OutputWriter, read_manifest
 from specbatch.pipeline.outputs.table_output import commit_rows, prepare, table_schema
+from specbatch.pipeline.stages.remainder import write_remainder
+from specbatch.pipeline.stages.tables import prepare_table
 from specbatch.pipeline.storage import delta, iceberg
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.pipeline.storage.tables import Commit
 from specbatch.schemas.arrow import OUTPUT
-from specbatch.schemas.errors import FencedError, ObjectError, OutputError
+from specbatch.schemas.errors import FencedError, ObjectError, OutputError, SpecError
 from specbatch.schemas.records import CompletionRecord, FinishReason, RejectedRow
+from specbatch.schemas.spec import load_spec
 from specbatch.schemas.table_spec import TableSpec
 from support import forks, tables
 from support.tables import rows_of
@@ -138,6 +144,46 @@ def test_a_key_that_names_no_row_is_refused(tmp_path: Path, key: list[str], word
     rows = [completion(0, proposer=None), completion(0, 1, proposer=None)]
     with pytest.raises(OutputError, match=words):
         publish(tmp_path, table, rows)
+
+
+def test_samples_that_a_key_does_not_tell_apart_are_refused() -> None:
+    def spec(**values: Any) -> Any:
+        output = {"uri": "/out", "table": {"uri": "/t", "mode": "merge", "key": "id"}, **values}
+        return make_spec("/in", output=output, sampling={"n": 2, "temperature": 1})
+
+    with pytest.raises(SpecError, match="is the same for 2 samples of a row: add sample_index"):
+        spec()
+    assert spec(keep_best=1).output.keep_best == 1
+
+
+def test_a_merge_by_numbers_of_rows_is_refused(tmp_path: Path) -> None:
+    """Row 0 of the next night would replace row 0 of this one."""
+    uri = write_parquet(tmp_path / "in.parquet", {"prompt": ["x"], "day": ["1"], "key": ["a"]})
+    context = Mock(objects=Objects())
+
+    def prepared(key: list[str], **columns: str) -> None:
+        table = {"uri": str(tmp_path / "-".join(key)), "mode": "merge", "key": key}
+        output = {"uri": "/out", "table": table, "keep_columns": ["day"]}
+        spec = make_spec(uri, input=columns, output=output)
+        source = open_source(spec.input, Objects())
+        source.check()
+        prepare_table(context, spec, source)
+
+    with pytest.raises(OutputError, match="`id`, which is the row's number"):
+        prepared(["id", "sample_index"])
+    for key in (["id", "job"], ["id", "day"]):
+        prepared(key)
+    prepared(["id", "sample_index"], id_column="key")
+
+
+def test_a_remainder_is_not_partitioned_by_columns_that_it_lacks(tmp_path: Path) -> None:
+    table = {"uri": "/t", "partition_by": ["topic", "finish_reason"]}
+    output = {"uri": "/out", "table": table, "keep_columns": ["topic"]}
+    job = Mock(job_id=JOB, stop_reason=None)
+    left = write_remainder(tmp_path, job, make_spec("/in", output=output), [], [])
+    kept = load_spec(yaml.safe_load(left.spec.read_text())).output
+    assert kept.table == TableSpec(uri="/t", partition_by=("finish_reason",))
+    assert kept.keep_columns == ()
 
 
 def test_a_table_is_made_with_partitions(tmp_path: Path) -> None:
@@ -381,6 +427,20 @@ def test_iceberg_merges_rows_by_key(tmp_path: Path, catalog: Any) -> None:
     ]  # fmt: skip
     [field] = catalog.load_table("lake.answers").spec().fields
     assert field.name == "finish_reason"
+
+
+def test_of_two_makers_of_an_iceberg_table_one_makes_it(
+    catalog: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema, looked = table_schema(OUTPUT), iceberg.table_if_there
+    iceberg.create(ANSWERS, schema, ["finish_reason"])
+    table = catalog.load_table("lake.answers")
+    assert [field.name for field in table.spec().fields] == ["finish_reason"]
+    assert len(table.metadata.metadata_log) == 0, "it was never there without its partitions"
+    before = iter([None])
+    monkeypatch.setattr(iceberg, "table_if_there", lambda uri: next(before, None) or looked(uri))
+    made = iceberg.create(ANSWERS, schema, ["tag"])
+    assert made.metadata.table_uuid == table.metadata.table_uuid
 
 
 def test_iceberg_tables_of_other_columns_are_refused(tmp_path: Path, catalog: Any) -> None:

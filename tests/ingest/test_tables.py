@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from ingest.making import make_spec
@@ -18,7 +20,7 @@ from specbatch.pipeline.inputs.kept import kept_schema
 from specbatch.pipeline.inputs.planner import plan
 from specbatch.pipeline.inputs.rows import RowChecker
 from specbatch.pipeline.inputs.sources import open_source
-from specbatch.pipeline.inputs.tables import pin, typed
+from specbatch.pipeline.inputs.tables import constant, pin, typed
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.errors import InputError, MissingExtraError, SpecError, UsageError
 from specbatch.schemas.table_spec import Snapshot
@@ -126,6 +128,9 @@ def test_only_columns_that_no_file_has_can_be_asked_for(tmp_path: Path) -> None:
     assert sorted(prompt for _, prompt in rows(table)) == ["x", "y"]
 
 
+MOMENT = datetime(2026, 3, 1, 4, 5, 6, 7, UTC)
+
+
 @pytest.mark.parametrize(
     ("text", "kind", "value"),
     [
@@ -133,11 +138,50 @@ def test_only_columns_that_no_file_has_can_be_asked_for(tmp_path: Path) -> None:
         ("true", pa.bool_(), True),
         (None, pa.int32(), None),
         (3, pa.int64(), 3),
+        *(
+            (f"2026-03-01{t}04:05:06.000007{zone}", pa.timestamp("us", "UTC"), MOMENT)
+            for t, zone in ((" ", ""), (" ", "Z"), ("T", "Z"))
+        ),
     ],
 )
 def test_partition_values_have_their_columns_types(text: Any, kind: Any, value: Any) -> None:
     assert typed(text, kind).as_py() == value
     assert typed(text, kind).type == kind
+
+
+def test_new_rows_have_partitions_by_time(tmp_path: Path) -> None:
+    table, moments = tmp_path / "t", pa.timestamp("us", "UTC")
+    for name in "ab":
+        data = {"id": [name], "prompt": ["x"], "at": pa.array([MOMENT], moments)}
+        write_deltalake(table, pa.table(data), mode="append", partition_by=["at"])
+    for since, wanted in ((None, ["a", "b"]), (0, ["b"])):
+        assert ids(table, since=since, tag_column="at") == wanted
+    with pytest.raises(InputError, match="partition value 'noon' of column `at`, which the table"):
+        constant("t/a.parquet", pa.field("at", moments), "noon")
+
+
+@pytest.mark.parametrize("name", ["{}/x.parquet", "file://{}/x.parquet", "../x.parquet",
+                                  "%2E%2E/x.parquet", "s3://bucket/x.parquet"])  # fmt: skip
+def test_a_file_outside_of_the_table_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    table = delta(tmp_path / "t", prompts("a"), prompts("b"))
+    log = table / "_delta_log" / f"{1:020d}.json"
+    entries = [json.loads(line) for line in log.read_text().splitlines()]
+    place = next(entry["add"]["path"] for entry in entries if "add" in entry)
+    (table / place).rename(tmp_path / "x.parquet")
+
+    def named(path: str) -> None:
+        for entry in entries:
+            if "add" in entry:
+                entry["add"]["path"] = path
+        with_log_entry(table, 1, *entries)
+
+    named(name.format(tmp_path))
+    for pinned in (Snapshot(1), Snapshot(1, 0)):
+        said = refusal(table, pinned)
+        assert "x.parquet lies outside of table" in said, said
+    (tmp_path / "x.parquet").rename(table / "x.parquet")
+    named(f"{table}/x.parquet")
+    assert ids(table) == ["a", "b"], "it may be named whole"
 
 
 def test_new_rows_are_those_of_added_files(tmp_path: Path) -> None:
@@ -389,6 +433,20 @@ def test_expired_and_missing_snapshots_and_tables_of_iceberg_are_refused(catalog
     ):
         file.unlink()
     assert "1 of its 1 files are gone" in refusal(uri)
+
+
+def test_a_file_outside_of_an_iceberg_table_is_refused(catalog: Any, tmp_path: Path) -> None:
+    uri = iceberg(catalog, "t", prompts("a"))
+    table = catalog.load_table("lake.t")
+    first = table.current_snapshot().snapshot_id
+    pq.write_table(pa.Table.from_pylist(prompts("b")), tmp_path / "x.parquet")
+    table.add_files([f"file://{tmp_path}/x.parquet"])
+    last = table.current_snapshot().snapshot_id
+    for pinned in (Snapshot(last), Snapshot(last, first)):
+        assert f"file file://{tmp_path}/x.parquet lies outside of" in refusal(uri, pinned)
+    with table.transaction() as change:
+        change.set_properties({"write.data.path": f"file://{tmp_path}"})
+    assert ids(uri) == ["a", "b"]
 
 
 def test_a_catalog_that_nobody_configured_is_refused(catalog: Any) -> None:

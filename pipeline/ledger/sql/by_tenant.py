@@ -17,8 +17,16 @@ def job(conn: Connection, tenant: str, job_id: str) -> JobRow | None:
     return None if row is None else mapper.job_row(row)
 
 
-def jobs(conn: Connection, tenant: str, page: Page, state: JobState | None = None) -> list[JobRow]:
+def jobs(
+    conn: Connection,
+    tenant: str,
+    page: Page,
+    state: JobState | None = None,
+    name: str | None = None,
+) -> list[JobRow]:
     query = select(*Job.__table__.c).where(Job.tenant == tenant)
+    if name is not None:
+        query = query.where(Job.name == name)
     if state is not None:
         query = query.where(Job.state == state.value)
     return [mapper.job_row(row) for row in conn.execute(paged(query, Job.job_id, page))]
