@@ -31,8 +31,8 @@ PLACES = {
     "the output": (errno.ENOSPC, "/out/", "results-", "/out/"),
     "the folder for temporary files": (errno.ENOSPC, "/scratch/specbatch-", "", "/scratch"),
 }
-# Another error at a place of these, which takes the same way.
-LIKE_OTHERS = {"the store, over a quota", "the workspace, over a quota"}
+# Another error or moment at a place of these, which takes the same way.
+LIKE_OTHERS = {"the store, over a quota", "the workspace", "the workspace, over a quota"}
 
 
 @pytest.fixture
