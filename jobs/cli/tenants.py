@@ -179,9 +179,9 @@ def _line(account: Account, budget: Budget) -> str:
     usd = budget_rules.left_usd(account, budget)
     left = [] if tokens is None else [f"{max(0, tokens):,} tokens"]
     left += [] if usd is None else [f"${max(0.0, usd):.4f}"]
-    spell = "in all" if budget.period is Period.TOTAL else f"a {budget.period}"
+    allowed = f"{budget_rules.amounts(budget)} {budget_rules.per(budget.period)}"
     return (
-        f"a budget of {budget_rules.amounts(budget)} {spell}, {' and '.join(left)} left; "
+        f"a budget of {allowed}, {' and '.join(left)} left; "
         f"set at {moment(budget.set_at)} by {budget.set_by}: {budget.reason}"
     )
 

@@ -1,4 +1,4 @@
-"""The page: a tenant's jobs, reports, rollouts, use and reviews in a browser, for who has its key.
+"""The page: a tenant's jobs, reports, rollouts, use and reviews in a browser, for its keys.
 
 Its routes are plain ones beside the API's. Each goes through `Pages.endpoint`, which reads the
 form, has errors shown, and sets the headers. The rest runs in a pool of threads, as the store's
@@ -58,7 +58,7 @@ Form = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request, and who has sent it."""
+    """A request, and its sender."""
 
     request: Request
     form: Form
@@ -157,7 +157,7 @@ class Pages:
     def signed_in(
         self, work: Work, scope: Scope = Scope.READ
     ) -> Callable[[Request, Form], Response]:
-        """Work for who has signed in with a key that still counts; others are asked for one."""
+        """Work for people who signed in with a key that still counts; others are asked for one."""
 
         def checked(request: Request, form: Form) -> Response:
             cookie = request.cookies.get(COOKIE, "")
@@ -183,7 +183,7 @@ class Pages:
             raise ApiError(403, _OLD_FORM, "wrong_form")
 
     def _show(self, asked: Asked, template: str, section: str, **values: object) -> Response:
-        """A page for who has signed in."""
+        """A page for people who signed in."""
         return html(
             template,
             200,

@@ -30,4 +30,4 @@ class Service:
     most_open: int = 100
     rates: Rates | None = None  # None: as many requests as come
     silence_sec: float = 60.0  # a client that uploads nothing for so long is given up
-    page: Settings | None = None  # of the store, for who looks at jobs in a browser; None: nobody
+    page: Settings | None = None  # of the store, to show jobs in a browser; None: no page

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from specbatch.jobs.serve.errors import ApiError, unknown, without_places
-from specbatch.pipeline.ledger.budget_rules import left_tokens, left_usd
+from specbatch.pipeline.ledger.budget_rules import left_tokens, left_usd, per
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.fair_share import DEFAULT_WEIGHT
 from specbatch.pipeline.observe.report.facts import Facts
@@ -33,7 +33,7 @@ from specbatch.pipeline.policy.rollout import figures_of
 from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.pipeline.runtime.client import Client
 from specbatch.schemas.backlog import is_interrupted
-from specbatch.schemas.budgets import Account, Budget, Period
+from specbatch.schemas.budgets import Account, Budget
 from specbatch.schemas.fingerprint import shown
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.policies import HELD_BACK, Decided, Place, Reviews
@@ -48,7 +48,6 @@ MOST_LOOKED_AT = 500  # a tenant's newest jobs: for reviews that wait, and names
 MOST_ROLLOUTS = 50
 MOST_ITEMS = 25  # of a review, at once: their texts are read from files
 SAMPLES = 6  # outputs of a report, token by token
-_PERIODS = {Period.DAY: "a day", Period.MONTH: "a month", Period.TOTAL: "in all"}
 TONES = {
     "done": "good",
     "partial": "warn",
@@ -57,7 +56,7 @@ TONES = {
     INTERRUPTED: "warn",
     "waiting": "plain",
 }
-CANNOT_BE_READ = UNREAD.partition(":")[0]  # the rest is for who has the command
+CANNOT_BE_READ = UNREAD.partition(":")[0]  # the rest is for people with the command
 _OPERATOR = "the operator"
 _SPACE = "\N{NO-BREAK SPACE}"
 _PLACES = ("verifier", "proposer", "output")  # versions that name them
@@ -408,7 +407,7 @@ def for_tenant(facts: Facts) -> Facts:
 def _budget(account: Account, budget: Budget) -> BudgetView:
     tokens, usd = left_tokens(account, budget), left_usd(account, budget)
     return BudgetView(
-        _PERIODS[budget.period],
+        per(budget.period),
         budget.tokens,
         None if tokens is None else max(0, tokens),
         budget.usd,

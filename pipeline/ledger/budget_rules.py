@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
+from specbatch.pipeline.observe.units import usd
 from specbatch.schemas.budgets import Account, Budget, LeastTokens, Period, Shortfall
 
 DAY_SEC = 86_400.0
@@ -96,20 +97,19 @@ def is_final(account: Account, budget: Budget, bound: int) -> bool:
     return not _covers(room_of(account, budget), bound)
 
 
-def usd(amount: float) -> str:
-    """`$1,234.50`; below a dollar with four digits more."""
-    return f"${amount:,.2f}" if amount >= 1 or not amount else f"${amount:.6f}"
-
-
 def amounts(budget: Budget) -> str:
     """`10,000 tokens and $5`."""
     tokens = [] if budget.tokens is None else [f"{budget.tokens:,} tokens"]
     return " and ".join(tokens + ([] if budget.usd is None else [usd(budget.usd)]))
 
 
+def per(period: Period) -> str:
+    """`a day`, `a month`, `in all`."""
+    return "in all" if period is Period.TOTAL else f"a {period}"
+
+
 def _named(budget: Budget) -> str:
-    spell = "in all" if budget.period is Period.TOTAL else f"a {budget.period}"
-    return f"of {amounts(budget)} {spell}"
+    return f"of {amounts(budget)} {per(budget.period)}"
 
 
 def _lack(account: Account, budget: Budget, bound: int) -> str:

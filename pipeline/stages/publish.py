@@ -30,7 +30,7 @@ from specbatch.pipeline.stages.kept_columns import kept_columns
 from specbatch.pipeline.stages.lineage import output_facts
 from specbatch.pipeline.stages.remainder import Remainder, write_remainder
 from specbatch.pipeline.stages.reviews import revision_of, with_decisions
-from specbatch.pipeline.stages.tables import input_facts, table_commit
+from specbatch.pipeline.stages.tables import input_table, table_commit
 from specbatch.pipeline.stages.unfinished import cancelled, unfinished_rows, with_unfinished_rows
 from specbatch.pipeline.stages.whole_results import held_back, recorded, rejected_whole
 from specbatch.pipeline.storage.objects import join
@@ -193,7 +193,7 @@ def _info(job: JobRow, spec: JobSpec, head: Head) -> dict[str, Any]:
         "spec_sha256": job.spec_digest if job.privacy.is_full else spec.digest(),
         "verification": spec.speculation.verification.value,
         "audit_log": {"number": head.number, "hash": head.hash.hex()},
-        **input_facts(job, spec),
+        **input_table(job, spec),
     }
     if (best_by := spec.output.best_by) is not None:
         info |= {"keep_best": spec.output.keep_best, "best_by": best_by.shown(job.privacy.is_full)}

@@ -43,7 +43,7 @@ def pinned_snapshot(spec: InputSpec) -> dict[str, str]:
     return {} if spec.pinned is None else spec.pinned.to_report()
 
 
-def input_facts(job: JobRow, spec: JobSpec) -> dict[str, Any]:
+def input_table(job: JobRow, spec: JobSpec) -> dict[str, Any]:
     """What the manifest says of a table that was read."""
     snapshot = snapshot_of(job)
     if spec.input.table is None or snapshot is None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LOG = "_delta_log"
 _MOST_LOG_BYTES = 256 << 20  # of one commit
 
-# Features of a table that change nothing for who reads its files, unless they are in use.
+# Features of a table that change nothing for readers of its files, unless they are in use.
 _HARMLESS = {
     *("timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"),
     *("columnMapping", "deletionVectors"),  # looked for below

@@ -19,6 +19,7 @@ from sqlalchemy import (
     Select,
     and_,
     case,
+    exists,
     false,
     func,
     or_,
@@ -304,11 +305,13 @@ def check_retried(conn: Connection, now: Now, job_id: str, tenant: str) -> None:
         return
     of_tenant = account(conn, now, tenant)
     raised = f"raise it with `specbatch tenants set {tenant}`, then retry the job"
-    recorded_next = select(func.count()).where(
+    recorded_next = exists().where(
         Group.job_id == job_id, Group.stage == Stage.RECORD.value, Group.reserved_tokens > 0
     )
-    for budget in of_tenant.budgets if conn.scalar(recorded_next) else ():
-        if (left := budget_rules.left_tokens(of_tenant, budget)) is not None and left < 0:
+    has_results = bool(conn.scalar(select(recorded_next)))
+    for budget in of_tenant.budgets:
+        left = budget_rules.left_tokens(of_tenant, budget)
+        if has_results and left is not None and left < 0:
             raise OverBudgetError(
                 f"job {job_id} has results that wait to be recorded, and its tenant's budget of "
                 f"{budget_rules.amounts(budget)} lacks {-left:,} tokens for them: {raised}"
