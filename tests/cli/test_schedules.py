@@ -188,8 +188,8 @@ def test_who_waits_follows_the_job(cli: Cli, place: Path, store: SqlStore) -> No
     file = write(place)
     seen(store, file)
     called = cli("submit-job", "--schedule", file, "--wait", "--timeout", 0)
+    assert called.code == 6, called.err  # there is no worker
     (job,) = store.list_jobs()
-    assert called.code == 6  # there is no worker
     assert f"job {job.job_id} is still queued" in called.err
 
 

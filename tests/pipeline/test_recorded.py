@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,7 @@ class Place:
             name = f"prompts-{index:08d}.arrow"
             made = put_own(self.objects, self.job, name, write_prompts(rows))
             group = new_group(index)
-            groups.append(type(group)(index, group.source, 4, 4, made, Stage.VERIFY))
+            groups.append(replace(group, rows=4, prompt_tokens=4, prompts=made))
         put_rejected(self.objects, self.job, BAD)
         less = [RejectedRow(row.row_index, None, row.code, "") for row in BAD]
         self.store.add_groups(lease, groups, less, 10, position(10))
