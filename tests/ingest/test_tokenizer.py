@@ -49,6 +49,79 @@ def test_end_tokens_come_from_tokenizer_and_generation_config(tmp_path: Path) ->
         TextTokenizer.load(str(folder))
 
 
+@pytest.mark.parametrize(
+    ("model_type", "named"),
+    [
+        ("llama", "LlamaTokenizer"),
+        ("llama", "PreTrainedTokenizerFast"),
+        ("mistral", "LlamaTokenizerFast"),
+        ("qwen2", "Qwen2Tokenizer"),
+        ("qwen3", "Qwen2TokenizerFast"),
+        ("gemma2", "GemmaTokenizer"),
+        ("gpt2", "GPT2Tokenizer"),
+        ("unheard-of", "TokenizersBackend"),
+        ("llama", "UnheardOfTokenizer"),
+        ("deepseek_v3", "LlamaTokenizerFast"),
+    ],
+)
+def test_a_named_class_is_loaded_as_transformers_would_without_the_models_code(
+    tmp_path: Path, model_type: str, named: str
+) -> None:
+    from transformers import AutoTokenizer
+
+    folder = save_tokenizer(tmp_path, CHAT_TEMPLATE)
+    config = folder / "tokenizer_config.json"
+    config.write_bytes(orjson.dumps(orjson.loads(config.read_bytes()) | {"tokenizer_class": named}))
+    (folder / "config.json").write_bytes(orjson.dumps({"model_type": model_type}))
+    light = tokenizer_module._light_config(folder)
+    assert light.model_type == model_type
+    loaded, theirs = (AutoTokenizer.from_pretrained(folder, config=c) for c in (light, None))
+    assert type(loaded) is type(theirs)
+    assert loaded.backend_tokenizer.to_str() == theirs.backend_tokenizer.to_str()
+    assert loaded.special_tokens_map == theirs.special_tokens_map
+    assert loaded.chat_template == theirs.chat_template
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("config.json", None),
+        ("config.json", b"not JSON"),
+        ("config.json", b"[]"),
+        ("config.json", b'{"model_type": 7}'),
+        ("tokenizer_config.json", b"{}"),
+        ("tokenizer_config.json", b'{"tokenizer_class": "X", "auto_map": {}}'),
+    ],
+)
+def test_what_does_not_name_its_class_is_left_to_transformers(
+    tmp_path: Path, file: str, content: bytes | None
+) -> None:
+    (tmp_path / "config.json").write_bytes(b'{"model_type": "llama"}')
+    (tmp_path / "tokenizer_config.json").write_bytes(b'{"tokenizer_class": "LlamaTokenizer"}')
+    assert tokenizer_module._light_config(tmp_path) is not None
+    if content is None:
+        (tmp_path / file).unlink()
+    else:
+        (tmp_path / file).write_bytes(content)
+    assert tokenizer_module._light_config(tmp_path) is None
+
+
+def test_loading_a_tokenizer_imports_no_model(tmp_path: Path) -> None:
+    folder = save_tokenizer(tmp_path, CHAT_TEMPLATE)
+    (folder / "config.json").write_bytes(b'{"model_type": "llama"}')
+    code = (
+        "import sys\nfrom specbatch.pipeline.inputs.tokenizer import TextTokenizer\n"
+        "TextTokenizer.load(sys.argv[1])\n"
+        "print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, folder], capture_output=True, text=True, check=True
+    )
+    imported = done.stdout.split()
+    assert "transformers" in imported
+    assert not {"transformers.models.llama.configuration_llama", "torch._dynamo"} & set(imported)
+
+
 def test_a_chat_without_template_says_so(tmp_path: Path) -> None:
     bare = TextTokenizer.load(str(save_tokenizer(tmp_path, None)))
     with pytest.raises(RowError, match="has no chat template") as caught:
