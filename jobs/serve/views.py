@@ -199,7 +199,8 @@ class Views:
 
     def lines(self, jobs: Sequence[JobRow]) -> list[JobLine]:
         """How these jobs stand."""
-        pairs = [(job, self.store.progress(job.job_id)) for job in jobs]
+        progress = self.store.progress_of([job.job_id for job in jobs])
+        pairs = [(job, progress[job.job_id]) for job in jobs]
         now = self._now([pair for pair in pairs if not pair[1].state.is_final])
         return [self._line(job, progress, now.get(job.job_id)) for job, progress in pairs]
 
