@@ -209,10 +209,11 @@ class Views:
         if not live:
             return {}
         backlog, lease_sec = self.store.backlog(), self.settings.lease_sec
+        held = self.store.holders_of([job.job_id for job, _ in live])
         stopped = {
             job.job_id
             for job, _ in live
-            if is_interrupted(job, self.store.holders, backlog.workers, lease_sec)
+            if is_interrupted(job, lambda job_id: held.get(job_id, ()), backlog.workers, lease_sec)
         }
         watch = Watch(LEASES_OF_SILENCE * lease_sec, lease_sec)
         return {job.job_id: job for job in watch.board(backlog, live, 0, stopped).jobs}

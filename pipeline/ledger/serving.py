@@ -5,7 +5,7 @@ A tenant's reads never find what is another tenant's: it looks as if it were not
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from specbatch.schemas.job_progress import JobProgress
@@ -93,8 +93,11 @@ class Serving(Protocol):
     def jobs_of_ids(self, job_ids: Collection[str]) -> Mapping[str, JobRow]:
         """By whole id, those there are."""
 
+    def holders_of(self, job_ids: Collection[str]) -> Mapping[str, Sequence[str]]:
+        """As `holders`, of those that are held."""
+
     def progress_of(self, job_ids: Collection[str]) -> Mapping[str, JobProgress]:
-        """The same of their counts."""
+        """Counts of those there are, by whole id."""
 
     # --- a tenant's jobs --------------------------------------------------------------------
     def tenant_job(self, tenant: str, job_id: str) -> JobRow | None:

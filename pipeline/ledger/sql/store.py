@@ -190,6 +190,7 @@ class SqlStore:
     ask_for_split = _writes(splitting.ask_for_split)
     due = _reads_now(sweeping.due)
     holders = _reads_now(leases.holders)
+    holders_of = _reads_now(leases.holders_of)
     expire_leases = _writes(leases.expire)
     skip_proposals = _writes(sweeping.skip_proposals)
     _claim_job = _writes(leases.claim_job)
