@@ -52,8 +52,9 @@ def next_job(
     over and does not wait for a budget of its tenant. `passed_over`: ids of batches that cannot be
     done by this process."""
     open_ones = store.open_batches(service_id)
-    jobs = store.jobs_of_ids([batch.job_id for batch in open_ones if batch.job_id is not None])
-    begun = [(batch, jobs[batch.job_id]) for batch in open_ones if batch.job_id in jobs]
+    with_jobs = [(batch, batch.job_id) for batch in open_ones if batch.job_id is not None]
+    jobs = store.jobs_of_ids([job_id for _, job_id in with_jobs])
+    begun = [(batch, jobs[job_id]) for batch, job_id in with_jobs if job_id in jobs]
     waiting = [(batch, job) for batch, job in begun if not job.state.is_final]
     stopping = [(batch, job) for batch, job in waiting if _must_stop(batch, job)]
     held_back = store.waiting_for_budget([job.job_id for _, job in waiting])
