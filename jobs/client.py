@@ -26,10 +26,11 @@ from specbatch.pipeline.inputs.contract import INPUT_FILES, files_digest
 from specbatch.pipeline.inputs.sources import list_files
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.operations.spec_input import build_spec, parse_spec, resolved_spec
+from specbatch.pipeline.outputs.names import owner_of
 from specbatch.pipeline.runtime.client import Client
-from specbatch.pipeline.storage.objects import Objects
+from specbatch.pipeline.storage.objects import Objects, tidy
 from specbatch.schemas.audit import MANIFEST_NAME, data_uri
-from specbatch.schemas.errors import UsageError
+from specbatch.schemas.errors import ObjectError, UsageError
 from specbatch.schemas.records import JobState
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec
@@ -157,6 +158,16 @@ class JobClient:
         """The same of the files that a job has read; None before it has opened them."""
         version = self._client.job(job_id).report.get(INPUT_FILES)
         return None if version is None else str(version)
+
+    def output_holder(self, spec: JobSpec) -> str | None:
+        """The id of the job whose output lies, or is being written, where the spec's would.
+
+        None where nothing lies there, and where this process may not or cannot look.
+        """
+        try:
+            return owner_of(self._objects(), tidy(spec.output.uri))
+        except (UsageError, ObjectError):
+            return None
 
     def poll(self, job_id: str) -> Standing:
         """How the job stands: one look at one row. Raises `JobNotFoundError`, `StoreError`."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from specbatch.schemas.spec import JobSpec
+from specbatch.schemas.spec import PINNED, JobSpec
 
 # What was stored for a field that nobody had set, where its default was another.
 FORMER_DEFAULTS = {("speculation", "pregenerate_tokens"): 16}
@@ -32,7 +32,7 @@ def renewed(spec: JobSpec) -> JobSpec:
     for (part, name), former in FORMER_DEFAULTS.items():
         if values[part][name] == former:
             del values[part][name]
-    values["input"] |= dict.fromkeys(("pinned_snapshot", "pinned_since"))  # nobody asked for them
+    values["input"] |= dict.fromkeys(PINNED)
     return JobSpec.model_validate(values)
 
 

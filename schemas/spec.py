@@ -106,6 +106,7 @@ class InputSpec(Part):
     )
     pinned_snapshot: int | None = Field(default=None, description="set by the submission")
     pinned_since: int | None = Field(default=None, description="set by the submission")
+    pinned_table: str | None = Field(default=None, description="set by the submission")
     delimiter: str | None = Field(
         default=None, description="of CSV; default: a tab in .tsv files, else a comma"
     )
@@ -148,11 +149,11 @@ class InputSpec(Part):
     def pinned(self) -> Snapshot | None:
         """What the submission has pinned of a table."""
         number = self.pinned_snapshot
-        return None if number is None else Snapshot(number, self.pinned_since)
+        return None if number is None else Snapshot(number, self.pinned_since, self.pinned_table)
 
     def pinned_to(self, snapshot: Snapshot) -> InputSpec:
         found = {"pinned_snapshot": snapshot.number, "pinned_since": snapshot.since}
-        return self.model_copy(update=found)
+        return self.model_copy(update={**found, "pinned_table": snapshot.table_id})
 
     @model_validator(mode="after")
     def _is_one_table(self) -> InputSpec:
@@ -251,6 +252,8 @@ NO_TEMPLATE_OF_BODIES = (
 )
 
 
+# Fields of an input that the submission sets, and that nobody asks for.
+PINNED = ("pinned_snapshot", "pinned_since", "pinned_table")
 OutputFormat = Literal["parquet", "jsonl"]
 KeptColumns = Literal["all"] | tuple[Annotated[str, Field(min_length=1)], ...]
 
@@ -679,7 +682,7 @@ class JobSpec(Part):
         said = self.model_dump(
             mode="json",
             exclude_defaults=True,
-            exclude={"input": {"pinned_snapshot", "pinned_since"}, "lineage_parent": True},
+            exclude={"input": set(PINNED), "lineage_parent": True},
         )
         return hashlib.sha256(orjson.dumps(said, option=orjson.OPT_SORT_KEYS)).hexdigest()
 

@@ -7,7 +7,7 @@ and pyiceberg's own configuration knows the catalog.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -22,9 +22,10 @@ LAST = "last"  # of `input.since`: the snapshot that the last finished job of th
 _SAMPLE = "sample_index"
 JOB_COLUMN = "job"  # of an output table: the id of the job that wrote the row
 
-# Keys of a job's report. The first two are pinned there where the submitter could not read the
+# Keys of a job's report. The first three are pinned there where the submitter could not read the
 # table; the last is the snapshot that the job has committed.
 INPUT_SNAPSHOT, INPUT_SINCE = "input_snapshot", "input_since"
+INPUT_TABLE_ID = "input_table_id"
 OUTPUT_SNAPSHOT = "output_snapshot"
 
 _ICEBERG_NAME = re.compile(r"iceberg://([\w-]+)/([\w-]+(?:\.[\w-]+)+)")
@@ -78,6 +79,7 @@ class Snapshot:
 
     number: int  # a version of Delta, an id of Iceberg
     since: int | None = None
+    table_id: str | None = None  # the table's own, which another one of its name has not
 
     @classmethod
     def of_report(cls, report: Mapping[str, Any]) -> Snapshot | None:
@@ -85,12 +87,21 @@ class Snapshot:
         if INPUT_SNAPSHOT not in report:
             return None
         since = report.get(INPUT_SINCE)
-        return cls(int(report[INPUT_SNAPSHOT]), None if since is None else int(since))
+        number = int(report[INPUT_SNAPSHOT])
+        return cls(number, None if since is None else int(since), report.get(INPUT_TABLE_ID))
 
     def to_report(self) -> dict[str, str]:
         """As text: an id of Iceberg has more digits than numbers of JSON have."""
-        found = {INPUT_SNAPSHOT: str(self.number)}
-        return found if self.since is None else {**found, INPUT_SINCE: str(self.since)}
+        found = {
+            INPUT_SNAPSHOT: str(self.number),
+            INPUT_SINCE: None if self.since is None else str(self.since),
+            INPUT_TABLE_ID: self.table_id,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    def is_of(self, table_id: str) -> bool:
+        """Whether it is of the table with this id, as far as that was kept."""
+        return self.table_id in (None, table_id)
 
     def to_facts(self) -> dict[str, int]:
         """For a manifest."""
@@ -132,6 +143,11 @@ class TableSpec(BaseModel):
     @property
     def kind(self) -> TableKind:
         return ICEBERG if is_iceberg(self.uri) else DELTA
+
+    def needs_ids(self, own: Collection[str]) -> bool:
+        """Whether rows of two jobs would have one key if the ids were numbers of rows. `own`: the
+        columns that every output has."""
+        return self.mode == "merge" and "id" in self.key and set(self.key) <= set(own)
 
     def key_problem(self, samples: int) -> str | None:
         """Why so many samples of a row cannot be told apart by the key; None: they can."""

@@ -97,7 +97,7 @@ class SpecbatchOperator(BaseOperator):
         try:
             spec = self._job_spec(context)
             client = SpecbatchHook(self.conn_id).get_conn()
-            place = with_input(client, spec, place_of(context))
+            place = with_input(client, spec, place_of(context), self.poll_sec, self._pause)
             job_id = attach(client, spec, place, self.on_partial)
         except UsageError as error:  # every try would fail
             raise AirflowFailException(str(error)) from error

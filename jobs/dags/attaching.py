@@ -15,13 +15,14 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal
 
-from specbatch.jobs.client import JobClient, Outcome, Standing
-from specbatch.schemas.errors import StoreError, UsageError
+from specbatch.jobs.client import JobClient, Outcome, Standing, Ticket
+from specbatch.schemas.errors import OutputError, StoreError, UsageError
 from specbatch.schemas.records import JobState
 from specbatch.schemas.spec import JobSpec
 
 log = logging.getLogger(__name__)
 
+INPUT_CHANGED = "cancelled for another job of its task: its input has changed since it was read"
 PATIENCE_SEC = 300.0  # a try fails when the store is out of reach for so long
 
 OnPartial = Literal["fail", "succeed", "skip"]
@@ -29,19 +30,19 @@ OnPartial = Literal["fail", "succeed", "skip"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The task instance that owns a job. All tries have the same place."""
+    """The task instance that owns jobs, and which of them. All tries have the same place."""
 
     scheduler: str  # airflow, dagster, prefect
     dag: str
     run: str
     task: str
     index: str = ""  # of a mapped task or a partition
-    input: str = ""  # the version of the input, once it is not that of the place's first job
+    number: int = 1  # of its jobs: a changed input makes another one
 
     def key(self, spec: JobSpec) -> str:
-        """The idempotency key: the same place, spec and input give the same job."""
+        """The idempotency key: the same place, spec and number give the same job."""
         parts = [self.dag, self.run, self.task, self.index, spec.digest()]
-        parts += [self.input] if self.input else []
+        parts += [str(self.number)] if self.number > 1 else []
         digest = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
         return f"{self.scheduler}:{digest}"
 
@@ -51,22 +52,48 @@ class Place:
         return f"cancelled with its task in {self.scheduler}"
 
 
-def with_input(client: JobClient, spec: JobSpec, place: Place) -> Place:
-    """The place with the version of its input, if its job has read another one: a changed input
-    is another job.
+def with_input(
+    client: JobClient,
+    spec: JobSpec,
+    place: Place,
+    poll_sec: float,
+    pause: Callable[[float], object] = time.sleep,
+) -> Place:
+    """The place with the number of its job for the input that is there now: the newest one, or a
+    new one if the newest has read another version.
 
-    Where the input is gone or cannot be listed, the place's job stays. Raises `ObjectError` for a
-    store of objects that may answer later.
+    A job that is still open with the earlier version is cancelled, and its end awaited. Where the
+    input is gone or cannot be listed, the newest job stays. Raises `OutputError` where that job
+    holds the output, and `ObjectError` for a store of objects that may answer later.
     """
-    job_id = client.find(spec.tenant, place.key(spec))
+    place, job_id = _newest(client, spec, place)
     read = None if job_id is None else client.version_read(job_id)
-    if read is None:  # there is no job, or it will read what is there now
+    if job_id is None or read is None:  # it will read what is there now
         return place
     version = client.input_version(spec)
     if version is None or version == read:
         return place
     log.info("the input has changed since job %s read it: another job is made of it", job_id)
-    return replace(place, input=version)
+    if not client.poll(job_id).is_final:
+        log.info("job %s is cancelled, and its end awaited", job_id)
+        client.cancel(job_id, INPUT_CHANGED)
+    ended = _until_final(client, job_id, poll_sec, pause)
+    if client.output_holder(spec) == job_id:
+        raise OutputError(
+            f"the input has changed since job {job_id} read it, and output {spec.output.uri} holds "
+            f"that job, which is {ended.state}: move the output away or name another one, then run "
+            "this task again"
+        )
+    return replace(place, number=place.number + 1)
+
+
+def _newest(client: JobClient, spec: JobSpec, place: Place) -> tuple[Place, str | None]:
+    """The newest of a place's jobs; None: it has none yet."""
+    job_id = client.find(spec.tenant, place.key(spec))
+    later = replace(place, number=place.number + 1)
+    while job_id and (found := client.find(spec.tenant, later.key(spec))):
+        place, job_id, later = later, found, replace(later, number=later.number + 1)
+    return place, job_id
 
 
 def attach(client: JobClient, spec: JobSpec, place: Place, on_partial: OnPartial) -> str:
@@ -76,11 +103,17 @@ def attach(client: JobClient, spec: JobSpec, place: Place, on_partial: OnPartial
         log.info("job %s submitted", job.job_id)
         return job.job_id
     log.info("job %s was submitted by an earlier try and is %s", job.job_id, job.state)
-    # The failure that an earlier try reported is the reason for this try.
-    again = job.state is JobState.FAILED or (job.state is JobState.PARTIAL and on_partial == "fail")
-    if again and (units := client.retry(job.job_id)):
-        log.info("job %s: %d failed units are retried", job.job_id, units)
+    if _is_retried(client, job, on_partial) and (units := client.retry(job.job_id)):
+        log.info("job %s: %d units are retried", job.job_id, units)
     return job.job_id
+
+
+def _is_retried(client: JobClient, job: Ticket, on_partial: OnPartial) -> bool:
+    """Whether a new try does the rest of a job that has ended."""
+    if job.state is JobState.CANCELLED:  # and now the input is what it has read again
+        return client.poll(job.job_id).stop_reason == INPUT_CHANGED
+    # The failure that an earlier try reported is the reason for this try.
+    return job.state is JobState.FAILED or (job.state is JobState.PARTIAL and on_partial == "fail")
 
 
 def cancel_with_task(client: JobClient, spec: JobSpec, place: Place) -> str | None:
@@ -138,11 +171,19 @@ def wait(
     pause: Callable[[float], object] = time.sleep,
 ) -> Outcome:
     """Poll until the job has ended. `pause` waits, and raises to end the waiting."""
+    while revive(client, _until_final(client, job_id, poll_sec, pause), place):
+        pause(poll_sec)
+    return client.outcome(job_id)
+
+
+def _until_final(
+    client: JobClient, job_id: str, poll_sec: float, pause: Callable[[float], object]
+) -> Standing:
     watch = Watch(job_id)
     while True:
         standing = watch.poll(lambda: client)
-        if standing is not None and standing.is_final and not revive(client, standing, place):
-            return client.outcome(job_id)
+        if standing is not None and standing.is_final:
+            return standing
         pause(poll_sec)
 
 

@@ -111,7 +111,7 @@ def _run(
     client: JobClient, wanted: JobSpec, place: Place, on_partial: Any, poll_sec: float
 ) -> Outcome:
     """The job's end. A process that ends for another reason than a user leaves the job running."""
-    place, flow = with_input(client, wanted, place), flow_run.id
+    flow = flow_run.id
 
     def pause(seconds: float) -> None:
         time.sleep(seconds)
@@ -120,6 +120,7 @@ def _run(
             raise FlowCancelledError("its flow run was cancelled by a user, and its job with it")
 
     try:
+        place = with_input(client, wanted, place, poll_sec, pause)
         job_id = attach(client, wanted, place, on_partial)
         get_run_logger().info("waiting for job %s", job_id)
         return wait(client, job_id, place, poll_sec, pause)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, Literal
 from uuid import uuid4
@@ -28,6 +28,7 @@ from specbatch.jobs.serve.partial import partial_lines
 from specbatch.jobs.serve.reconciler import CANCELLED
 from specbatch.jobs.serve.service import Service
 from specbatch.jobs.serve.uploads import Upload, in_time, limited, too_large
+from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.outputs.names import OPENAI
 from specbatch.schemas.errors import JobNotFoundError, SpecbatchError, StoreError
 from specbatch.schemas.openai_formats import URLS
@@ -194,8 +195,7 @@ def _add_batches(app: FastAPI, service: Service, reader: Any, writer: Any) -> No
     ) -> JSONResponse:
         page = Page(limit + 1, after and checked(BATCH, after))
         found = store.batches(caller.tenant, page)
-        shown = [_shown(service, batch, whole=False) for batch in found[:limit]]
-        return JSONResponse(list_json(shown, len(found) > limit))
+        return JSONResponse(list_json(_listed(store, found[:limit]), len(found) > limit))
 
     @app.get("/v1/batches/{batch_id}")
     def retrieve_batch(batch_id: str, caller: Caller = reader) -> JSONResponse:
@@ -235,10 +235,15 @@ def _job(service: Service, batch: BatchRow) -> JobRow | None:
         return None
 
 
-def _shown(service: Service, batch: BatchRow, whole: bool = True) -> dict[str, Any]:
-    """`whole`: also what only the job's figures say of an ended batch."""
-    if batch.status is not None and not whole:
-        return BatchView(batch).as_json()
+def _listed(store: Store, batches: Sequence[BatchRow]) -> list[dict[str, Any]]:
+    """Without what only the job's figures say of an ended batch. Few statements for all."""
+    going = [batch.job_id for batch in batches if batch.status is None and batch.job_id is not None]
+    jobs, progress = store.jobs_of_ids(going), store.progress_of(going)
+    of_them = [(batch, batch.job_id or "") for batch in batches]
+    return [BatchView(one, jobs.get(name), progress.get(name)).as_json() for one, name in of_them]
+
+
+def _shown(service: Service, batch: BatchRow) -> dict[str, Any]:
     job = _job(service, batch)
     progress = None if job is None else service.store.progress(job.job_id)
     return BatchView(batch, job, progress).as_json()

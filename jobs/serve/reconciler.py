@@ -68,12 +68,13 @@ class Reconciler:
         """One step of each of this service's open batches, oldest first. What one raises does not
         keep the others."""
         open_ones = self.store.open_batches(self.file_store.service_id)
+        jobs = self.store.jobs_of_ids([b.job_id for b in open_ones if b.job_id is not None])
         waiting = {}
         for batch in open_ones:
             if self._closing:
                 return
             try:
-                self.step(batch)
+                self.step(batch, jobs.get(batch.job_id or ""))
             except Exception as error:  # the next round tries it again
                 waiting[batch.batch_id] = said = repr(error)
                 if self._said.get(batch.batch_id) != said:
@@ -81,18 +82,23 @@ class Reconciler:
                     log.warning("batch %s waits: %s", batch.batch_id, error, exc_info=not is_ours)
         self._said = waiting
 
-    def step(self, batch: BatchRow) -> None:
-        """Raises `SpecbatchError` and `OSError`; the next round then begins where this one did."""
+    def step(self, batch: BatchRow, job: JobRow | None = None) -> None:
+        """`job`: the batch's, as it was read; None: it is read here.
+
+        Raises `SpecbatchError` and `OSError`; the next round then begins where this one did.
+        """
         if batch.phase is BatchPhase.NEW:
             batch = self._checked(batch)
         if batch.phase is BatchPhase.RUNNING and batch.job_id is None:
             batch = self._submitted(batch)
         if batch.phase is BatchPhase.ENDED or batch.job_id is None:
             return
-        job = self.store.get_job(batch.job_id)
+        job = job or self.store.get_job(batch.job_id)
         if job.state.is_final:
             self._ended(batch, collect(self.file_store, batch, job))
-        elif batch.cancelling_at is not None and not job.cancel_requested:
+        elif (
+            batch.cancelling_at is not None and not self.store.get_job(job.job_id).cancel_requested
+        ):
             self.client.cancel(job.job_id, CANCELLED)
 
     def _checked(self, batch: BatchRow) -> BatchRow:

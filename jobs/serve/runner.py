@@ -52,10 +52,12 @@ def next_job(
     over and does not wait for a budget of its tenant. `passed_over`: ids of batches that cannot be
     done by this process."""
     open_ones = store.open_batches(service_id)
-    begun = [(b, store.get_job(b.job_id)) for b in open_ones if b.job_id is not None]
+    with_jobs = [(batch, batch.job_id) for batch in open_ones if batch.job_id is not None]
+    jobs = store.jobs_of_ids([job_id for _, job_id in with_jobs])
+    begun = [(batch, jobs[job_id]) for batch, job_id in with_jobs if job_id in jobs]
     waiting = [(batch, job) for batch, job in begun if not job.state.is_final]
     stopping = [(batch, job) for batch, job in waiting if _must_stop(batch, job)]
-    held_back = waiting_for_budget(store, {job.job_id for _, job in waiting})
+    held_back = store.waiting_for_budget([job.job_id for _, job in waiting])
     for batch, job in waiting:
         if job.job_id in held_back and batch.waits_because is None:
             store.note_batch_waits(batch.batch_id, held_back[job.job_id])
@@ -65,17 +67,6 @@ def next_job(
         if batch.batch_id not in passed_over and job.job_id not in held_back
     ]
     return next(iter([*stopping, *able]), None)
-
-
-def waiting_for_budget(store: Store, job_ids: Collection[str]) -> dict[str, str]:
-    """Of these jobs, those with nothing to be done before a budget of their tenant covers it: in
-    words, what each waits for. A job that no budget will cover has to stop, and is not there."""
-    short = [one for one in store.budget_shortfalls() if one.job_id in job_ids and not one.is_final]
-    return {
-        one.job_id: one.words
-        for one in short
-        if not store.due(limit=1, job_id=one.job_id) and not store.holders(one.job_id)
-    }
 
 
 def _must_stop(batch: BatchRow, job: JobRow) -> bool:
@@ -100,7 +91,7 @@ class _BudgetWatch:
     def holds_back(self) -> bool:
         if time.monotonic() >= self._next_at:
             self._next_at = time.monotonic() + BUDGET_EVERY_SEC
-            self.words = waiting_for_budget(self.store, {self.job_id}).get(self.job_id, "")
+            self.words = self.store.waiting_for_budget([self.job_id]).get(self.job_id, "")
         return bool(self.words)
 
 

@@ -199,7 +199,8 @@ class Views:
 
     def lines(self, jobs: Sequence[JobRow]) -> list[JobLine]:
         """How these jobs stand."""
-        pairs = [(job, self.store.progress(job.job_id)) for job in jobs]
+        progress = self.store.progress_of([job.job_id for job in jobs])
+        pairs = [(job, progress[job.job_id]) for job in jobs]
         now = self._now([pair for pair in pairs if not pair[1].state.is_final])
         return [self._line(job, progress, now.get(job.job_id)) for job, progress in pairs]
 
@@ -208,10 +209,11 @@ class Views:
         if not live:
             return {}
         backlog, lease_sec = self.store.backlog(), self.settings.lease_sec
+        held = self.store.holders_of([job.job_id for job, _ in live])
         stopped = {
             job.job_id
             for job, _ in live
-            if is_interrupted(job, self.store.holders, backlog.workers, lease_sec)
+            if is_interrupted(job, lambda job_id: held.get(job_id, ()), backlog.workers, lease_sec)
         }
         watch = Watch(LEASES_OF_SILENCE * lease_sec, lease_sec)
         return {job.job_id: job for job in watch.board(backlog, live, 0, stopped).jobs}

@@ -19,6 +19,7 @@
                            Python does not have a value of it, such as a date after the year 9999
     bad_id                 an id above 512 characters, with a NUL, or too large a number to be exact
     duplicate_id           an earlier row has the id; the first one counts
+    missing_id             the output's table merges rows by ids, and the row has none
     bad_seed               not an integer in [0, 2**63)
     bad_parameter          a request value out of range
     bad_response_format    one that cannot be compiled, with the path of the fault
@@ -108,6 +109,7 @@ class RowChecker:
                 "with one, or a template of plain text"
             )
         self._template = PromptTemplate(spec.input) if spec.input.is_templated else None
+        self._needs_ids = _needs_ids(spec)
 
     def remember(self, earlier_ids: Iterable[list[Any]]) -> int:
         """Learn the ids of rows read before a resume. Returns the number of rows."""
@@ -162,6 +164,8 @@ class RowChecker:
             if raw.problem:
                 raise RowError(*raw.problem)
             draft.row_id = _checked_id(draft, raw.id)
+            if self._needs_ids and _is_absent(raw.id):
+                raise RowError("missing_id", "the row has no id, by which output.table merges")
             draft.tag = _tag(raw.tag)
             draft.seed = read_seed(raw.seed)
             if raw.body is not None:
@@ -300,6 +304,15 @@ class RowChecker:
         if self._tokenizer.vocab_size > self._vocab_size and max(ids) >= self._vocab_size:
             return "bad_token_id", self._outside(max(ids))
         return None
+
+
+def _needs_ids(spec: JobSpec) -> bool:
+    """Whether a row without an id would replace another job's row in the output's table."""
+    if spec.output.table is None or spec.output.table.mode != "merge":
+        return False
+    from specbatch.schemas.arrow import output_schema
+
+    return spec.output.table.needs_ids(output_schema(spec.output.best_by is not None).names)
 
 
 def _is_absent(value: Any) -> bool:

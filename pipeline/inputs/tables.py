@@ -19,7 +19,7 @@ from specbatch.pipeline.storage.objects import Objects, join, tidy
 from specbatch.pipeline.storage.tables import DataFile
 from specbatch.schemas.errors import InputError
 from specbatch.schemas.spec import InputSpec
-from specbatch.schemas.table_spec import DELTA, LAST, Snapshot, words_of
+from specbatch.schemas.table_spec import DELTA, ICEBERG, LAST, Snapshot, TableKind, words_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -97,16 +97,38 @@ def pin(
     Raises `InputError`, `MissingExtraError` and `ObjectError`.
     """
     since = earlier() if spec.since == LAST else None
-    number = _newest(spec, objects) if spec.snapshot is None else spec.snapshot
-    if since is not None or isinstance(spec.since, int):
-        return Snapshot(number, since.number if since is not None else int(spec.since or 0))
-    return Snapshot(number)
+    number, table_id = _found(spec, objects)
+    if since is None:
+        return Snapshot(number, spec.since if isinstance(spec.since, int) else None, table_id)
+    if not since.is_of(table_id):
+        raise InputError(
+            f"{words_of(spec.table or DELTA)[0]} {spec.uri} was made anew since the last job of "
+            "this name has read it, so what was added since is not known: leave since out for one "
+            "night"
+        )
+    return Snapshot(number, since.number, table_id)
 
 
-def _newest(spec: InputSpec, objects: Objects) -> int:
+def _found(spec: InputSpec, objects: Objects) -> tuple[int, str]:
+    """The snapshot that is asked for, or the newest, and the id of its table."""
     if spec.table == DELTA:
-        return int(delta.delta_table(spec.uri, objects).version())
-    return iceberg.newest_snapshot(spec.uri, iceberg.iceberg_table(spec.uri))
+        table = delta.delta_table(spec.uri, objects, spec.snapshot)
+        return int(table.version()), delta.id_of(table)
+    of_iceberg = iceberg.iceberg_table(spec.uri)
+    number = spec.snapshot
+    if number is None:
+        number = iceberg.newest_snapshot(spec.uri, of_iceberg)
+    return number, iceberg.id_of(of_iceberg)
+
+
+def _check_same(uri: str, kind: TableKind, snapshot: Snapshot, table_id: str) -> None:
+    """Raise `InputError` where another table of this name has taken the place of the pinned one."""
+    if not snapshot.is_of(table_id):
+        table, word = words_of(kind)
+        raise InputError(
+            f"{table} {uri} was made anew after this job had pinned {word} {snapshot.number} of "
+            "the one before, which is gone: submit a new job"
+        )
 
 
 def table_files(spec: InputSpec, objects: Objects) -> TableFiles:
@@ -128,6 +150,7 @@ _Found = tuple["pa.Schema", str, list[DataFile]]  # columns, where most files ar
 
 def _of_delta(uri: str, objects: Objects, snapshot: Snapshot) -> _Found:
     table = delta.delta_table(uri, objects, snapshot.number)
+    _check_same(uri, DELTA, snapshot, delta.id_of(table))
     delta.check_readable(uri, table)
     if snapshot.since is None:
         found = delta.data_files(uri, table)
@@ -143,6 +166,7 @@ def _of_delta(uri: str, objects: Objects, snapshot: Snapshot) -> _Found:
 
 def _of_iceberg(uri: str, _: Objects, snapshot: Snapshot) -> _Found:
     table = iceberg.iceberg_table(uri)
+    _check_same(uri, ICEBERG, snapshot, iceberg.id_of(table))
     iceberg.check_readable(uri, table, snapshot.number)
     if snapshot.since is None:
         found = iceberg.data_files(uri, table, snapshot.number)

@@ -8,6 +8,7 @@ cost, and ends the reservation.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from specbatch.schemas.budgets import Account, Budget, Period, Shortfall
@@ -32,3 +33,8 @@ class Budgeting(Protocol):
 
     def budget_shortfalls(self) -> list[Shortfall]:
         """Live jobs that no worker may continue now, by their tenants' budgets; by id."""
+
+    def waiting_for_budget(self, job_ids: Collection[str]) -> Mapping[str, str]:
+        """Of these jobs, those with nothing to be done before a budget of their tenant covers it:
+        in words, what each waits for. A job that no budget will cover has to stop, and is not
+        there."""

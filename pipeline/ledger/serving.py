@@ -5,9 +5,10 @@ A tenant's reads never find what is another tenant's: it looks as if it were not
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
+from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.records import JobRow, JobState
 from specbatch.schemas.serving import (
     ApiKey,
@@ -87,6 +88,16 @@ class Serving(Protocol):
 
     def revoke_api_key(self, key_id: str) -> ApiKey | None:
         """None: there is none. The first time of a revocation stays."""
+
+    # --- several jobs at once ---------------------------------------------------------------
+    def jobs_of_ids(self, job_ids: Collection[str]) -> Mapping[str, JobRow]:
+        """By whole id, those there are."""
+
+    def holders_of(self, job_ids: Collection[str]) -> Mapping[str, Sequence[str]]:
+        """As `holders`, of those that are held."""
+
+    def progress_of(self, job_ids: Collection[str]) -> Mapping[str, JobProgress]:
+        """Counts of those there are, by whole id."""
 
     # --- a tenant's jobs --------------------------------------------------------------------
     def tenant_job(self, tenant: str, job_id: str) -> JobRow | None:

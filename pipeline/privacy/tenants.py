@@ -16,6 +16,7 @@ from specbatch.schemas.privacy import SEALED, PrivacyMode
 from specbatch.schemas.prompt_places import in_brief
 from specbatch.schemas.records import JobRow, NewJob
 from specbatch.schemas.settings import Settings
+from specbatch.schemas.spec import PINNED
 
 # Fields of a spec: token ids, which text can be made of, and plain configuration.
 _TOKEN_FIELDS = ("stop_token_ids", "logit_bias", "bad_token_ids", "bad_words")
@@ -174,6 +175,8 @@ def _shown(spec: Mapping[str, Any], policy: TextPolicy, redactor: Redactor) -> d
     }
     inputs = dict(shown.get("input") or {})
     inputs |= {name: policy.tag(inputs[name]) for name in _TEMPLATES if name in inputs}
+    given = spec.get("input") or {}
+    inputs |= {name: given[name] for name in PINNED if name in given}  # ids, which must stay whole
     asked = spec.get("sampling") or {}
     sampling = dict(shown.get("sampling") or {})
     sampling |= {name: [] for name in _TOKEN_FIELDS if name in sampling}

@@ -170,7 +170,11 @@ class Client:
         """Ids of the jobs that were begun and that no worker works on any more."""
         begun = [job for job in jobs if job.state is JobState.RUNNING]
         workers = self._store.backlog().workers if begun else ()
-        holders = self._store.holders
+        held = self._store.holders_of([job.job_id for job in begun]) if begun else {}
+
+        def holders(job_id: str) -> Sequence[str]:
+            return held.get(job_id, ())
+
         return [j.job_id for j in begun if is_interrupted(j, holders, workers, lease_sec)]
 
     def take_over(self, job_id: str) -> None:

@@ -58,8 +58,9 @@ class Lineage:
     def tell(self, one: Due, job: JobRow, store: Store) -> None:
         """Emit the event, and before an end its run's start unless that was told.
 
-        Raises `ObjectError` where the endpoint does not take it, without its address, and where it
-        cannot be made: another version may have noted the facts, or the client is another one.
+        Raises `ObjectError` where the endpoint does not take it, without its address, while another
+        process tells the start, and where it cannot be made: another version may have noted the
+        facts, or the client is another one.
         """
         try:
             self._tell(one, job, store)
@@ -73,6 +74,7 @@ class Lineage:
 
         told = [row for row in store.notifications_of(job.job_id) if row.target == lineage.TARGET]
         ends = [row for row in told if row.event in ENDS]
+        starts = [row for row in told if row.event is Event.STARTED]
         events = Events(job, store.progress(job.job_id), self._docs_url)
         if one.event is Event.STARTED:
             if all(row.sent_at is None for row in ends):  # else the end's sender told it
@@ -81,7 +83,9 @@ class Lineage:
         before = [row for row in ends if row.number < one.number]
         if before:  # the job was resumed after an end: that is another run
             self._emit(events.start(len(before), _resumed_at(store, one, before[-1])))
-        elif not any(row.event is Event.STARTED and row.sent_at is not None for row in told):
+        elif any(map(_is_being_sent, starts)):  # the start would be told after the end
+            raise ObjectError("another process tells its start now, and its end is told after it")
+        elif all(row.sent_at is None for row in starts):
             self._emit(events.start(0, job.started_at or one.at))
         self._emit(events.end(len(before), one.event, one.at))
 
@@ -100,6 +104,11 @@ class Lineage:
             self._client.emit(event)
         except Exception as error:  # of any transport; a job must not depend on what it raises
             raise ObjectError(f"OpenLineage does not take the event: {_why(error)}") from None
+
+
+def _is_being_sent(row: NotificationRow) -> bool:
+    """Whether somebody has taken it, and it has neither arrived nor failed yet."""
+    return row.attempts > 0 and row.sent_at is None and row.error is None
 
 
 def _resumed_at(store: Store, one: Due, before: NotificationRow) -> float:

@@ -48,7 +48,7 @@ def snapshot_of(job: JobRow) -> Snapshot | None:
     """What a job reads of its table, if that is pinned yet."""
     kept = job.spec.get("input") or {}
     if (number := kept.get("pinned_snapshot")) is not None:
-        return Snapshot(number, kept.get("pinned_since"))
+        return Snapshot(number, kept.get("pinned_since"), kept.get("pinned_table"))
     return Snapshot.of_report(job.report)
 
 

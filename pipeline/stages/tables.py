@@ -20,7 +20,7 @@ from specbatch.schemas.errors import OutputError
 from specbatch.schemas.exports import WrittenFile
 from specbatch.schemas.records import JobRow
 from specbatch.schemas.spec import InputSpec, JobSpec
-from specbatch.schemas.table_spec import JOB_COLUMN, OUTPUT_SNAPSHOT
+from specbatch.schemas.table_spec import OUTPUT_SNAPSHOT
 
 
 def input_of(context: StageContext, job: JobRow, spec: JobSpec) -> InputSpec:
@@ -57,18 +57,20 @@ def prepare_table(context: StageContext, spec: JobSpec, source: Source) -> None:
     rows, before any of them is computed, and `ObjectError`."""
     if spec.output.table is not None:
         columns = columns_of(spec, source)
-        _check_key(spec, source, columns)
+        check_key(spec, source)
         prepare(spec.output.table, context.objects, columns, makes=True)
 
 
-def _check_key(spec: JobSpec, source: Source, columns: pa.Schema) -> None:
+def check_key(spec: JobSpec, source: Source) -> None:
     """Raise `OutputError` where the key of a merge has numbers of rows for ids, and nothing that
-    tells one job's rows from another's: they would replace them."""
-    table = spec.output.table
-    if table is None or table.mode != "merge" or "id" not in table.key or source.has_ids:
+    tells one job's rows from another's: they would replace them.
+
+    Of JSON lines the first ones count; a later one without an id is quarantined (`rows.py`).
+    """
+    table, read = spec.output.table, source.columns()
+    if table is None or read.id is not None or not read.there:
         return
-    own = output_schema(spec.output.best_by is not None).names
-    if not {JOB_COLUMN, *columns.names}.difference(own).intersection(table.key):
+    if table.needs_ids(output_schema(spec.output.best_by is not None).names):
         raise OutputError(
             "output.table.key has `id`, which is the row's number because the input has no ids, so "
             "rows of one job would replace those of another: name input.id_column, or a column of "

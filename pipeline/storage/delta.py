@@ -145,6 +145,11 @@ def with_deletion_vectors(uri: str, version: int, files: int) -> InputError:
     )
 
 
+def id_of(table: DeltaTable) -> str:
+    """The table's own id, which no other table has that is made under its name."""
+    return str(table.metadata().id)
+
+
 def arrow_schema(table: DeltaTable) -> pa.Schema:
     import pyarrow as pa
 

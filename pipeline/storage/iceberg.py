@@ -6,7 +6,7 @@ decoded by the readers of `pipeline/inputs`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +18,10 @@ from specbatch.schemas.table_spec import JOB_COLUMN, iceberg_name
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyiceberg.catalog import Catalog
-    from pyiceberg.table import Table
+    from pyiceberg.table import Table, Transaction
     from pyiceberg.table.snapshots import Snapshot
 
+_OUR_ROW, _THEIR_ROW = "our row", "their row"  # columns of numbers, while keys are compared
 _DATA_PATH = "write.data.path"  # a table's property: where its data files are, if not below it
 
 
@@ -110,6 +111,11 @@ def check_readable(uri: str, table: Table, number: int) -> None:
                     f"column `{field.name}` of Iceberg table {uri} has a default for earlier rows, "
                     "which is not read: copy it into a new table"
                 )
+
+
+def id_of(table: Table) -> str:
+    """The table's own id, which no other table has that is made under its name."""
+    return str(table.metadata.table_uuid)
 
 
 def arrow_schema(table: Table, number: int) -> pa.Schema:
@@ -272,8 +278,7 @@ def write(
     try:
         with out_of_reach(uri), table.transaction() as transaction:
             if key:
-                whole = pa.concat_tables(tables())
-                transaction.upsert(whole, join_cols=list(key), snapshot_properties=properties)
+                _merge(transaction, table, pa.concat_tables(tables()), list(key), properties)
             else:
                 if replaces:
                     ours = f"{JOB_COLUMN} == '{commit.job_id}'"
@@ -288,3 +293,55 @@ def write(
     except (ValueError, TypeError) as error:
         raise ObjectError(f"Iceberg table {uri} takes no rows: {first_line(error, 300)}") from error
     return newest_snapshot(uri, table)
+
+
+def _merge(
+    transaction: Transaction,
+    table: Table,
+    ours: pa.Table,
+    key: list[str],
+    properties: Mapping[str, str],
+) -> None:
+    """A row replaces the one with its key, and keeps what that has in columns that ours lack.
+
+    Here one column of the key selects the rows to be read and deleted, and those of them with
+    another key are written again. The library's `upsert` makes a condition of each row for a key of
+    several columns, and compares values one by one: 8 s of processor time for 2,000 rows, half of
+    them known, where this takes 1.6 s for 20,000. Raises `ValueError` where two rows of the table
+    have one key.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    from pyiceberg.expressions import In
+
+    if not ours.num_rows:
+        return
+    by = max(key, key=lambda name: pc.count_distinct(ours.column(name)).as_py())
+    values = pc.unique(ours.column(by)).to_pylist()
+    alike = In(by, values)  # type: ignore[call-arg]  # mypy takes its fields for its parameters
+    theirs = table.scan(row_filter=alike).to_arrow()
+    at = _matches(ours.select(key), theirs.select(key))
+    replaced = at.drop_null()
+    columns = [
+        ours.column(name) if name in ours.column_names else theirs.column(name).take(at)
+        for name in theirs.column_names
+    ]
+    rows = pa.Table.from_arrays(columns, names=theirs.column_names).cast(theirs.schema)
+    if len(replaced):
+        is_kept = pc.invert(pc.is_in(pa.array(range(theirs.num_rows)), value_set=replaced))
+        rows = pa.concat_tables([theirs.filter(is_kept), rows])
+        transaction.delete(alike, snapshot_properties=dict(properties))
+    transaction.append(rows, snapshot_properties=dict(properties))
+
+
+def _matches(ours: pa.Table, theirs: pa.Table) -> pa.Array:
+    """For each of our keys, of which no two are equal, the number of their row with it, or null."""
+    import pyarrow as pa
+
+    left = ours.cast(theirs.schema).append_column(_OUR_ROW, pa.array(range(ours.num_rows)))
+    right = theirs.append_column(_THEIR_ROW, pa.array(range(theirs.num_rows), pa.int64()))
+    found = left.join(right, keys=ours.column_names, join_type="left outer").sort_by(_OUR_ROW)
+    if found.num_rows > ours.num_rows:
+        named = ", ".join(ours.column_names)
+        raise ValueError(f"two of its rows have the same {named}, which is the key of the merge")
+    return found.column(_THEIR_ROW).combine_chunks()

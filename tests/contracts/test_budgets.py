@@ -293,6 +293,41 @@ def test_a_job_stops_when_a_total_is_spent_and_goes_on_when_it_is_raised(store: 
     assert store.progress("job-1").completions == 2 * ROWS
 
 
+def test_a_job_whose_budget_is_raised_in_that_moment_does_not_stop(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ingest(store, "job-1", groups=2)
+    limit(store, GROUP)
+    record(store, found(claim(store)))
+    look = store._exhausted  # type: ignore[attr-defined]  # where the database is asked
+
+    def raised_since() -> list[tuple[str, str]]:
+        over: list[tuple[str, str]] = look()
+        limit(store, 2 * GROUP)
+        return over
+
+    monkeypatch.setattr(store, "_exhausted", raised_since)
+    assert look(), "it is over its budget"
+    assert store.stop_overdue() == set()
+    assert not store.get_job("job-1").cancel_requested
+    record(store, found(claim(store)))
+
+
+def test_accounts_of_several_tenants_are_those_of_each(store: Store) -> None:
+    for number, name in enumerate(("acme", "else", "new")):
+        ingest(store, f"job-{number}", name)
+        limit(store, 9 * GROUP + number, tenant=name)
+    store.set_budget("else", Period.DAY, None, 5.0, "a test")
+    record(store, found(claim(store)))
+    held = found(claim(store))
+    each = [store.tenant_accounts(name)[0] for name in ("acme", "else", "new")]
+    assert store.tenant_accounts() == each
+    assert sum(of.reserved_tokens for of in each) == GROUP
+    assert sum(of.spent[Period.TOTAL].tokens for of in each) == ROWS * OF_ROW
+    assert [len(of.budgets) for of in each] == [1, 2, 1]
+    store.release(held.lease, "stopped", forgiven=True)
+
+
 def test_a_retry_does_not_bring_back_results_that_are_not_covered(store: Store) -> None:
     ingest(store, "job-1", groups=1)
     ingest(store, "job-2", groups=1)

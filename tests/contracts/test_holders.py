@@ -30,6 +30,17 @@ def test_the_reader_of_the_input_is_a_holder_until_its_lease_runs_out(
     assert store.holders(JOB) == []
 
 
+def test_several_jobs_are_read_at_once_as_each_of_them_is(store: Store) -> None:
+    ingest(store)
+    claim(store, 0)
+    store.create_job(new_job("job-2"))  # without groups
+    both = [JOB, "job-2", "no-such-job"]
+    assert store.holders_of(both) == {JOB: ["w1"]}
+    assert store.jobs_of_ids(both) == {one: store.get_job(one) for one in both[:2]}
+    assert store.progress_of(both) == {one: store.progress(one) for one in both[:2]}
+    assert store.jobs_of_ids([]) == store.progress_of([]) == store.holders_of([]) == {}
+
+
 def test_leases_of_a_dead_owner_end_at_once_and_those_of_others_stay(store: Store) -> None:
     ingest(store)
     held = claim(store, 0).lease

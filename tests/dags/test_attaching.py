@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from specbatch.jobs.client import JobClient, Outcome, Standing, as_spec
 from specbatch.jobs.dags.attaching import (
+    INPUT_CHANGED,
     Place,
     Verdict,
     Watch,
@@ -25,9 +27,9 @@ from specbatch.jobs.dags.attaching import (
 from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.pipeline.runtime.client import Client
 from specbatch.schemas.encryption import Cipher
-from specbatch.schemas.errors import StoreError, UsageError
+from specbatch.schemas.errors import OutputError, StoreError, UsageError
 from specbatch.schemas.privacy import PrivacyMode
-from specbatch.schemas.records import JobState
+from specbatch.schemas.records import JobState, Stage
 from specbatch.schemas.spec import JobSpec
 from support.databases import sqlite_store
 from support.stand_ins import Site
@@ -97,7 +99,12 @@ def test_another_spec_is_another_job(site: Site, client: JobClient) -> None:
 
 def put(client: JobClient, wanted: JobSpec) -> str:
     """What a try does."""
-    return attach(client, wanted, with_input(client, wanted, PLACE), "fail")
+    place = with_input(client, wanted, PLACE, 1.0, pause=pytest.fail)
+    return attach(client, wanted, place, "fail")
+
+
+def move_output(site: Site, name: str) -> None:
+    (site.folder / "out").rename(site.folder / name)
 
 
 def test_an_input_that_changed_after_it_was_read_is_another_job(
@@ -110,13 +117,60 @@ def test_an_input_that_changed_after_it_was_read_is_another_job(
     changed = spec(site, "b", "c", output={"uri": "other"})
     assert put(client, changed) != first, "the spec is another one too"
     again = spec(site, "b", "c")
+    move_output(site, "the first")
     second = put(client, again)
     assert second != first
     assert put(client, again) == second
-    place = with_input(client, again, PLACE)
+    work(site)
+    place = with_input(client, again, PLACE, 1.0, pause=pytest.fail)
     assert cancel_with_task(client, again, place) == second
+    move_output(site, "the second")
     spec(site, "a third one", "and a fourth")
-    assert put(client, again) not in (first, second)
+    third = put(client, again)
+    assert third not in (first, second)
+    work(site)
+    (site.folder / "in.jsonl").unlink()
+    assert put(client, again) == third, "the input is gone, and the newest job stays"
+
+
+def test_an_ended_job_whose_output_is_in_the_way_is_named(site: Site, client: JobClient) -> None:
+    first = put(client, spec(site, "a"))
+    work(site)
+    changed = spec(site, "b", "c")
+    with pytest.raises(OutputError) as refused:
+        put(client, changed)
+    assert str(refused.value) == (
+        f"the input has changed since job {first} read it, and output {site.folder}/out holds that "
+        "job, which is done: move the output away or name another one, then run this task again"
+    )
+    assert len(site.store.list_jobs()) == 1, "nothing is submitted"
+    move_output(site, "the first")
+    assert put(client, changed) != first
+
+
+def test_an_open_job_of_an_earlier_input_is_cancelled_and_its_end_awaited(
+    site: Site, client: JobClient
+) -> None:
+    wanted = spec(site, "a", "b")
+    first = put(client, wanted)
+    site.work(site.worker("reader", site.host()), Stage.INGEST)
+    before = (site.folder / "in.jsonl").stat()
+    spec(site, "another one")
+    stood: list[JobState] = []
+
+    def pause(_: float) -> None:
+        stood.append(client.poll(first).state)
+        work(site)
+
+    with pytest.raises(OutputError, match=f"job {first} .* which is cancelled"):
+        with_input(client, wanted, PLACE, 1.0, pause)
+    assert stood == [JobState.RUNNING]
+    assert client.poll(first).stop_reason == INPUT_CHANGED
+    spec(site, "a", "b")
+    os.utime(site.folder / "in.jsonl", ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert put(client, wanted) == first, "the input is what it has read once more"
+    work(site)
+    assert client.outcome(first).state is JobState.DONE
 
 
 def test_an_input_that_is_gone_leaves_the_job_that_read_it(site: Site, client: JobClient) -> None:

@@ -15,7 +15,7 @@ from specbatch.jobs.chaos.job import spec_of
 from specbatch.jobs.cli.show import table_lines
 from specbatch.pipeline.bootstrap import make_client
 from specbatch.pipeline.outputs.outputs import read_manifest, read_output
-from specbatch.pipeline.runtime.snapshots import last_read
+from specbatch.pipeline.runtime.snapshots import last_read, snapshot_of
 from specbatch.schemas.crash_points import CrashPoint
 from specbatch.schemas.errors import InputError, InUseError, UsageError
 from specbatch.schemas.records import DueWork, JobRow, JobState, Stage
@@ -117,6 +117,7 @@ def test_a_worker_pins_what_the_submitter_could_not_read(
     job = done(bed, job_id)
     assert read(job) == ["a", "b"]
     assert table_lines(job)[0].endswith("version 1")
+    assert snapshot_of(job) == Snapshot(1, table_id=DeltaTable(table).metadata().id)
     assert read_manifest(job.output_uri).info["input_table"]["snapshot"] == 1
 
 
@@ -192,9 +193,10 @@ def test_the_last_job_of_a_name_is_found_however_many_came_later(
     for number in range(2):
         done(bed, submit(bed, spec(bed, other, tmp_path, f"other-{number}")))
     asked = (bed.store, wanted.input, wanted.tenant, wanted.name)
-    assert last_read(*asked) == Snapshot(0)
+    pinned = Snapshot(0, table_id=DeltaTable(table).metadata().id)
+    assert last_read(*asked) == pinned
     later = submit(bed, spec(bed, table, tmp_path, "later"))
-    assert last_read(*asked, but=later) == Snapshot(0)
+    assert last_read(*asked, but=later) == pinned
     assert last_read(*asked, but=first.job_id) is None
     with pytest.raises(UsageError, match=f"job {later} of this name is queued"):
         last_read(*asked)

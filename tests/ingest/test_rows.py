@@ -125,6 +125,20 @@ def test_a_bad_seed_is_refused(check_column: Callable[..., list[Row]]) -> None:
     assert bad(rows[2]) == ("bad_seed", "seed -1 is not an integer in [0, 2^63)")
 
 
+def test_rows_without_an_id_are_not_merged_by_their_numbers(
+    check_column: Callable[..., list[Row]],
+) -> None:
+    columns = {"prompt": ["a", "b", "c"], "id": ["x", None, ""]}
+    for key, are_refused in (("id", True), (["id", "job"], False)):
+        table = {"uri": "/t", "mode": "merge", "key": key}
+        rows = check_column(columns, output={"uri": "/out", "table": table})
+        assert good(rows[0]).row_id == "x"
+        if are_refused:
+            assert {bad(row)[0] for row in rows[1:]} == {"missing_id"}
+        else:
+            assert [good(row).row_id for row in rows[1:]] == ["1", "2"]
+
+
 def test_the_first_of_two_rows_with_one_id_counts(check_column: Callable[..., list[Row]]) -> None:
     rows = check_column({"prompt": ["a", "b", None, "c"], "id": ["x", "x", "y", "y"]})
     assert good(rows[0]).row_id == "x"

@@ -19,7 +19,7 @@ from specbatch.pipeline.inputs.sources import open_source
 from specbatch.pipeline.outputs.outputs import Manifest, OutputWriter, read_manifest
 from specbatch.pipeline.outputs.table_output import commit_rows, prepare, table_schema
 from specbatch.pipeline.stages.remainder import write_remainder
-from specbatch.pipeline.stages.tables import prepare_table
+from specbatch.pipeline.stages.tables import check_key, prepare_table
 from specbatch.pipeline.storage import delta, iceberg
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.pipeline.storage.tables import Commit
@@ -174,6 +174,24 @@ def test_a_merge_by_numbers_of_rows_is_refused(tmp_path: Path) -> None:
     for key in (["id", "job"], ["id", "day"]):
         prepared(key)
     prepared(["id", "sample_index"], id_column="key")
+
+
+def test_a_merge_of_json_lines_without_ids_is_refused_before_the_start(tmp_path: Path) -> None:
+    uri, table = tmp_path / "in.jsonl", {"uri": str(tmp_path / "t"), "mode": "merge"}
+    spec = make_spec(uri, output={"uri": "/out", "table": table})
+    for text, is_refused in (
+        ('{"prompt": "x"}\n', True),
+        ('{"prompt": "x", "id": 1}\n{"prompt": "y"}\n', False),  # the second row is quarantined
+        ("", False),
+    ):
+        uri.write_text(text)
+        source = open_source(spec.input, Objects())
+        source.check()
+        if is_refused:
+            with pytest.raises(OutputError, match="`id`, which is the row's number"):
+                check_key(spec, source)
+        else:
+            check_key(spec, source)
 
 
 def test_a_remainder_is_not_partitioned_by_columns_that_it_lacks(tmp_path: Path) -> None:
@@ -427,6 +445,36 @@ def test_iceberg_merges_rows_by_key(tmp_path: Path, catalog: Any) -> None:
     ]  # fmt: skip
     [field] = catalog.load_table("lake.answers").spec().fields
     assert field.name == "finish_reason"
+
+
+def test_iceberg_merges_some_rows_of_an_id_and_keeps_columns_of_others(
+    tmp_path: Path, catalog: Any
+) -> None:
+    schema = table_schema(OUTPUT).append(pa.field("note", pa.string()))
+    iceberg.create(ANSWERS, schema, [])
+    spec = TableSpec(uri=ANSWERS, mode="merge")
+    publish(tmp_path, spec)
+    table = catalog.load_table("lake.answers")
+    noted = table.scan().to_arrow().drop_columns("note")
+    table.overwrite(noted.append_column("note", pa.array(["seen"] * len(noted))))
+    publish(tmp_path, spec, [completion(0, 1, text="better"), completion(7)], job_id="b")
+    found = catalog.load_table("lake.answers").scan().to_arrow().to_pylist()
+    assert sorted((r["id"], r["sample_index"], r["text"], r["note"]) for r in found) == [
+        ("r0", 0, "text 0/0", "seen"), ("r0", 1, "better", "seen"), ("r2", 0, "text 2/0", "seen"),
+        ("r7", 0, "text 7/0", None),
+    ]  # fmt: skip
+
+
+def test_iceberg_merges_into_no_table_with_two_rows_of_one_key(
+    tmp_path: Path, catalog: Any
+) -> None:
+    publish(tmp_path, TableSpec(uri=ANSWERS))
+    table = catalog.load_table("lake.answers")
+    table.append(table.scan().to_arrow())
+    before = table.current_snapshot().snapshot_id
+    with pytest.raises(ObjectError, match="two of its rows have the same id, sample_index"):
+        publish(tmp_path, TableSpec(uri=ANSWERS, mode="merge"), job_id="b")
+    assert catalog.load_table("lake.answers").current_snapshot().snapshot_id == before
 
 
 def test_of_two_makers_of_an_iceberg_table_one_makes_it(

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import pyarrow as pa
@@ -61,7 +62,7 @@ def test_a_pinned_version_is_read_in_the_same_order_whatever_is_written_later(
     table = delta(tmp_path / "t", *(prompts(f"r{i}") for i in range(6)))
     spec = make_spec(table, input={"format": "delta"}).input
     pinned = pin(spec, Objects())
-    assert pinned == Snapshot(5)
+    assert pinned == Snapshot(5, table_id=DeltaTable(table).metadata().id)
     first = rows(table, pinned)
     delta(table, prompts("new"))
     loaded = DeltaTable(table)
@@ -210,6 +211,25 @@ def test_changed_rows_are_no_new_ones_and_are_refused(tmp_path: Path) -> None:
     )
 
 
+def test_a_table_that_was_made_anew_is_not_taken_for_the_one_before(tmp_path: Path) -> None:
+    table = delta(tmp_path / "t", prompts("a"), prompts("b"))
+    spec = make_spec(table, input={"format": "delta", "since": "last"}).input
+    pinned = pin(spec, Objects())
+    rmtree(table)
+    delta(table, prompts("x"), prompts("y"), prompts("z"))
+    assert refusal(table, pinned) == (
+        f"Delta table {table} was made anew after this job had pinned version 1 of the one before, "
+        "which is gone: submit a new job"
+    )
+    with pytest.raises(InputError) as refused:
+        pin(spec, Objects(), lambda: pinned)
+    assert str(refused.value) == (
+        f"Delta table {table} was made anew since the last job of this name has read it, so what "
+        "was added since is not known: leave since out for one night"
+    )
+    assert ids(table, Snapshot(1)) == ["x", "y"], "jobs of earlier versions kept no id"
+
+
 def test_a_log_that_was_cleaned_up_tells_nothing_new(tmp_path: Path) -> None:
     table = delta(tmp_path / "t", prompts("a"), prompts("b"), prompts("c"))
     DeltaTable(table).create_checkpoint()
@@ -351,9 +371,11 @@ def test_a_spec_of_a_table_that_makes_no_sense_is_refused(
 
 def test_a_pin_is_not_in_the_digest(tmp_path: Path) -> None:
     spec = make_spec(tmp_path, input={"format": "delta"})
-    pinned = spec.model_copy(update={"input": spec.input.pinned_to(Snapshot(7, 3))})
+    snapshot = Snapshot(7, 3, "an id")
+    pinned = spec.model_copy(update={"input": spec.input.pinned_to(snapshot)})
     assert pinned.digest() == spec.digest()
-    assert type(spec).model_validate(pinned.model_dump(mode="json")).input.pinned == Snapshot(7, 3)
+    assert type(spec).model_validate(pinned.model_dump(mode="json")).input.pinned == snapshot
+    assert Snapshot.of_report(snapshot.to_report()) == snapshot
     named = make_spec(tmp_path, input={"format": "delta", "snapshot": 7})
     assert named.digest() != spec.digest()
 
@@ -396,7 +418,9 @@ def test_a_snapshot_of_iceberg_is_read(catalog: Any) -> None:
     uri = iceberg(catalog, "t", prompts("a", "b"), prompts("c"))
     table = catalog.load_table("lake.t")
     first, second = [one.snapshot_id for one in table.snapshots()]
-    assert pin(make_spec(uri).input, Objects()) == Snapshot(second)
+    assert pin(make_spec(uri).input, Objects()) == Snapshot(
+        second, table_id=str(table.metadata.table_uuid)
+    )
     assert ids(uri) == ["a", "b", "c"]
     assert ids(uri, snapshot=first) == ["a", "b"]
     assert ids(uri, Snapshot(second, first)) == ["c"]
@@ -404,6 +428,16 @@ def test_a_snapshot_of_iceberg_is_read(catalog: Any) -> None:
     before = rows(uri, Snapshot(second))
     table.append(pa.Table.from_pylist(prompts("d")))
     assert rows(uri, Snapshot(second)) == before
+
+
+def test_an_iceberg_table_that_was_made_anew_is_not_taken_for_the_one_before(catalog: Any) -> None:
+    uri = iceberg(catalog, "t", prompts("a"))
+    pinned = pin(make_spec(uri).input, Objects())
+    catalog.drop_table("lake.t")
+    iceberg(catalog, "t", prompts("b"))
+    assert f"Iceberg table {uri} was made anew after this job" in refusal(uri, pinned)
+    with pytest.raises(InputError, match="was made anew since the last job"):
+        pin(make_spec(uri, input={"since": "last"}).input, Objects(), lambda: pinned)
 
 
 def test_changed_rows_of_iceberg_are_no_new_ones(catalog: Any) -> None:

@@ -22,7 +22,7 @@ from specbatch.pipeline.runtime.lineage_events import (
     dataset_name,
     input_place,
 )
-from specbatch.pipeline.runtime.notifier import Notifier, retry_sec
+from specbatch.pipeline.runtime.notifier import TAKEN_SEC, Notifier, retry_sec
 from specbatch.schemas import lineage
 from specbatch.schemas.errors import SpecError
 from specbatch.schemas.lineage import InputFacts, OutputFacts, parent_in
@@ -240,6 +240,20 @@ def test_a_start_that_was_refused_is_told_before_the_end(
     site.clock.advance(retry_sec(1) or 0.0)
     assert notifier(site).send_due() == 1, "the start needs no attempt of its own any more"
     assert kinds(receiver) == ["START", "START", "COMPLETE"]
+
+
+def test_an_end_waits_for_the_process_that_tells_the_start(site: Site, receiver: Receiver) -> None:
+    submit(site, PROMPTS)
+    work(site, Stage.INGEST)
+    (start,) = site.store.due_notifications([lineage.TARGET])
+    assert site.store.take_notification(start, TAKEN_SEC)  # by another process, which is slow
+    work(site)
+    assert notifier(site).send_due() == 0
+    assert kinds(receiver) == []
+    site.store.note_sent(start)
+    site.clock.advance(retry_sec(1) or 0.0)
+    assert notifier(site).send_due() == 1
+    assert kinds(receiver) == ["COMPLETE"]
 
 
 def test_an_end_that_was_refused_is_told_again(site: Site, receiver: Receiver) -> None:

@@ -20,7 +20,7 @@ from specbatch.jobs.serve.file_store import FileStore
 from specbatch.jobs.serve.models import ServedModel
 from specbatch.jobs.serve.reconciler import Reconciler
 from specbatch.schemas.errors import UsageError
-from specbatch.schemas.records import JobState
+from specbatch.schemas.records import JobRow, JobState
 from specbatch.schemas.serving import BatchPhase, BatchRow
 
 
@@ -280,11 +280,11 @@ def test_a_batch_that_raises_does_not_keep_newer_ones(
     first, second = create(client, upload(client)), create(client, upload(client))
     step = served.reconciler.step
 
-    def fails(batch: BatchRow) -> None:
+    def fails(batch: BatchRow, job: JobRow | None) -> None:
         assert batch.batch_id != first.id, "a bug"
-        step(batch)
+        step(batch, job)
 
-    monkeypatch.setattr(Reconciler, "step", lambda _, batch: fails(batch))
+    monkeypatch.setattr(Reconciler, "step", lambda _, batch, job: fails(batch, job))
     served.reconciler.step_all()
     assert client.batches.retrieve(second.id).status == "in_progress"
     assert f"batch {first.id} waits: a bug" in caplog.text

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from contracts.shorthand import claim_job
 from contracts.test_budgets import GROUP, claim, ingest, limit, record
 from ledger.builders import NO_TIME, RESULTS
+from sqlalchemy import event
 
 from specbatch.jobs.serve.collecting import Stop, not_run, why_stopped
 from specbatch.jobs.serve.runner import next_job
@@ -75,6 +77,33 @@ def test_what_a_batch_waits_for_is_told(store: SqlStore) -> None:
     assert (told.waits_because or "").startswith("waits for its tenant's budget of 64 tokens a day")
     limit(store, 4 * GROUP, Period.DAY)
     assert next_batch(store) == "batch_1"
+
+
+def test_however_many_batches_wait_they_are_looked_at_in_as_many_statements(
+    store: SqlStore,
+) -> None:
+    batch(store, "batch_0", "acme")
+    limit(store, GROUP, Period.DAY)
+    work = claim(store)
+    assert work is not None
+    record(store, work)  # half of the day's tokens
+    statements: list[str] = []
+
+    def note(_conn: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+        statements.append(statement)
+
+    event.listen(store._db._reader, "before_cursor_execute", note)
+    counts = []
+    for number in range(1, 4):
+        made = batch(store, f"batch_{number}", "acme")
+        store.note_batch_waits(made.batch_id, "it is noted once")
+        assert next_batch(store) is None
+        statements.clear()
+        assert next_batch(store) is None
+        counts.append(len(statements))
+        waits = store.waiting_for_budget([f"job-batch_{n}" for n in range(number + 1)])
+        assert len(waits) == number + 1
+    assert len(set(counts)) == 1
 
 
 def test_a_batch_that_no_budget_covers_ends_with_the_limits_code(store: SqlStore) -> None:

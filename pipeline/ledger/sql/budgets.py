@@ -4,12 +4,13 @@
 the groups that may still be recorded, so no path that ends a group can forget it.
 
 Of several claims of a tenant with a budget each waits for the one before (`lock`), and takes this
-lock before that of any job or group. Commits do not take it: what they book was reserved.
+lock before that of any job or group. A claim that may serve several tenants takes all their locks
+at once, in one order. Commits do not take it: what they book was reserved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,9 +23,11 @@ from sqlalchemy import (
     exists,
     false,
     func,
+    literal,
     or_,
     select,
     text,
+    union_all,
     update,
 )
 
@@ -37,9 +40,13 @@ from specbatch.schemas.budgets import Account, Budget, Period, Shortfall, Spent
 from specbatch.schemas.errors import OverBudgetError, UsageError
 from specbatch.schemas.masking import masked
 from specbatch.schemas.records import CompletionRecord, NewJob, Stage
-from specbatch.schemas.tables import Group, Job, group_is_open, job_is_live
+from specbatch.schemas.tables import Group, Job, group_is_open, job_is_due, job_is_live
 
-_LOCK = text("SELECT pg_advisory_xact_lock(:of_budgets, hashtext(:tenant))")
+# In the order of the keys and not of the names: two names may have one key.
+_LOCK = text(
+    "SELECT pg_advisory_xact_lock(:of_budgets, key) FROM (SELECT DISTINCT hashtext(name) AS key"
+    " FROM unnest(CAST(:tenants AS text[])) AS name ORDER BY key) AS keys"
+)
 _OF_BUDGETS = 1_900_128  # the first key of these locks
 _ACTIVE = TenantBudget.ended_at.is_(None)
 
@@ -58,7 +65,6 @@ def set_budget(
 ) -> Budget:
     if tokens is None and usd is None:
         raise UsageError("a budget is of tokens, of dollars or of both: name one")
-    lock(conn, tenant)
     remove_budget(conn, now, tenant, period, reason)
     values = {"tenant": tenant, "period": period.value, "tokens": tokens, "usd": usd}
     by = {"set_at": now, "set_by": audit_log.actor_of(conn), "reason": masked(reason)}
@@ -69,6 +75,7 @@ def set_budget(
 def remove_budget(
     conn: Connection, now: Now, tenant: str, period: Period, reason: str
 ) -> Budget | None:
+    lock(conn, tenant)
     ended = {"ended_at": now, "ended_by": audit_log.actor_of(conn), "end_reason": masked(reason)}
     which = (TenantBudget.tenant == tenant, TenantBudget.period == period.value, _ACTIVE)
     statement = update(TenantBudget).where(*which).values(**ended)
@@ -84,8 +91,9 @@ def budgets(conn: Connection, history: bool = False) -> list[Budget]:
 def tenant_accounts(conn: Connection, now: Now, tenant: str | None = None) -> list[Account]:
     if tenant is not None:
         return [account(conn, now, tenant)]
-    known = {*conn.scalars(select(TenantSpending.tenant).distinct()), *_by_tenant(conn)}
-    return [account(conn, now, tenant) for tenant in sorted(known)]
+    known = {*conn.scalars(select(TenantSpending.tenant).distinct()), *_budgeted(conn)}
+    found = accounts(conn, now, known)
+    return [found[name] for name in sorted(found)]
 
 
 def _budget(row: Any) -> Budget:
@@ -95,11 +103,9 @@ def _budget(row: Any) -> Budget:
     )
 
 
-def _by_tenant(conn: Connection) -> dict[str, list[Budget]]:
-    found: dict[str, list[Budget]] = {}
-    for budget in budgets(conn):
-        found.setdefault(budget.tenant, []).append(budget)
-    return found
+def _budgeted(conn: Connection) -> set[str]:
+    """The tenants that have a budget."""
+    return set(conn.scalars(select(TenantBudget.tenant).where(_ACTIVE).distinct()))
 
 
 # --- accounts -------------------------------------------------------------------------------
@@ -114,48 +120,69 @@ def has_budget(conn: Connection, tenant: str) -> bool:
     return bool(conn.scalar(select(is_budgeted(tenant))))
 
 
-def lock(conn: Connection, tenant: str) -> None:
-    """Wait for other claims of the tenant. SQLite has one writer at a time."""
+def lock(conn: Connection, *tenants: str) -> None:
+    """Wait for other claims of the tenants. SQLite has one writer at a time.
+
+    One transaction calls it for several tenants once: a second call could wait for somebody who
+    waits for the first.
+    """
     if conn.dialect.name == "postgresql":
-        conn.execute(_LOCK, {"of_budgets": _OF_BUDGETS, "tenant": tenant})
+        conn.execute(_LOCK, {"of_budgets": _OF_BUDGETS, "tenants": list(tenants)})
 
 
 def account(conn: Connection, now: Now, tenant: str) -> Account:
-    """One statement reads what is booked and what is reserved: a commit moves the one to the other.
+    return accounts(conn, now, [tenant])[tenant]
 
+
+def accounts(conn: Connection, now: Now, tenants: Collection[str]) -> dict[str, Account]:
+    """By name, in as many statements as for one tenant.
+
+    One statement reads what is booked and what is reserved: a commit moves the one to the other.
     What is booked counts from a period's first day on, and has no last one: a commit behind
     midnight may have come between the clock and this reading.
     """
+    names = sorted(tenants)
+    if not names:
+        return {}
     at = audit_log.clock(conn, now)
-    of_tenant = select(*TenantBudget.__table__.c).where(TenantBudget.tenant == tenant, _ACTIVE)
-    held = {one.period: one for one in map(_budget, conn.execute(of_tenant))}
-    row = conn.execute(_amounts(tenant, at)).one()
-    spent = {
-        period: Spent(int(getattr(row, f"{period}_tokens")), float(getattr(row, f"{period}_usd")))
-        for period in Period
-    }
+    of_them = select(*TenantBudget.__table__.c).where(TenantBudget.tenant.in_(names), _ACTIVE)
+    held: dict[str, dict[Period, Budget]] = {name: {} for name in names}
+    for budget in map(_budget, conn.execute(of_them)):
+        held[budget.tenant][budget.period] = budget
+    amounts = {row.tenant: row for row in conn.execute(_amounts(names, at))}
+    return {name: _account(name, at, held[name], amounts.get(name)) for name in names}
+
+
+def _account(tenant: str, at: float, held: Mapping[Period, Budget], amounts: Any) -> Account:
+    """`amounts`: None where nothing is booked or reserved."""
     in_order = tuple(held[period] for period in Period if period in held)
-    return Account(tenant, at, in_order, spent, int(row.reserved))
+    if amounts is None:
+        return Account(tenant, at, in_order, {period: Spent() for period in Period}, 0)
+    spent = {
+        one: Spent(int(getattr(amounts, f"{one}_tokens")), float(getattr(amounts, f"{one}_usd")))
+        for one in Period
+    }
+    return Account(tenant, at, in_order, spent, int(amounts.reserved))
 
 
-def _amounts(tenant: str, at: float) -> Select[Any]:
-    columns: list[Any] = [_reserved_of(tenant).label("reserved")]
+def _amounts(tenants: Sequence[str], at: float) -> Select[Any]:
+    booked: list[Any] = [TenantSpending.tenant.label("tenant"), literal(0).label("reserved")]
+    held: list[Any] = [
+        Job.tenant.label("tenant"),
+        func.sum(Group.reserved_tokens).label("reserved"),
+    ]
     for period in Period:
         in_it = TenantSpending.day >= budget_rules.first_day(period, at)
         for name, column in (("tokens", TenantSpending.tokens), ("usd", TenantSpending.usd)):
-            total = func.coalesce(func.sum(case((in_it, column), else_=0)), 0)
-            columns.append(total.label(f"{period}_{name}"))
-    return select(*columns).where(TenantSpending.tenant == tenant)
-
-
-def _reserved_of(tenant: str) -> Any:
-    of_tenant = (Job.tenant == tenant, job_is_live(), group_is_open(), is_reserved())
-    return (
-        select(func.coalesce(func.sum(Group.reserved_tokens), 0))
-        .join(Job, Job.job_id == Group.job_id)
-        .where(*of_tenant)
-        .scalar_subquery()
-    )
+            booked.append(func.sum(case((in_it, column), else_=0)).label(f"{period}_{name}"))
+            held.append(literal(0).label(f"{period}_{name}"))
+    is_held = (Job.tenant.in_(tenants), job_is_live(), group_is_open(), is_reserved())
+    both = union_all(
+        select(*booked).where(TenantSpending.tenant.in_(tenants)).group_by(TenantSpending.tenant),
+        select(*held).join(Job, Job.job_id == Group.job_id).where(*is_held).group_by(Job.tenant),
+    ).subquery()
+    sums = [func.sum(column).label(column.name) for column in both.c if column.name != "tenant"]
+    return select(both.c.tenant, *sums).group_by(both.c.tenant)
 
 
 def is_reserved() -> ColumnElement[bool]:
@@ -208,8 +235,22 @@ def room_to_claim(conn: Connection, now: Now, tenant: str) -> int | None:
 
     Nobody else claims for the tenant from here to the commit.
     """
-    lock(conn, tenant)
-    return budget_rules.room(account(conn, now, tenant))
+    return rooms_to_claim(conn, now, {tenant})[tenant]
+
+
+def rooms_to_claim(
+    conn: Connection, now: Now, tenants: Collection[str]
+) -> Mapping[str, int | None]:
+    """The same of several tenants, by name. A transaction asks once."""
+    if not tenants:
+        return {}
+    lock(conn, *tenants)
+    return _rooms(conn, now, tenants)
+
+
+def _rooms(conn: Connection, now: Now, tenants: Collection[str]) -> dict[str, int | None]:
+    found = accounts(conn, now, tenants)
+    return {name: budget_rules.room(of_tenant) for name, of_tenant in found.items()}
 
 
 def affordable(
@@ -225,8 +266,7 @@ def affordable(
     limited = [job for job in waiting if job.is_budgeted and job.is_due]
     if not limited:
         return waiting
-    tenants = {job.tenant for job in limited}
-    rooms = {name: budget_rules.room(account(conn, now, name)) for name in tenants}
+    rooms = _rooms(conn, now, {job.tenant for job in limited})
     least = smallest(conn, [job.job_id for job in limited], *may_claim())
 
     def is_due(job: Waiting) -> bool:
@@ -251,26 +291,41 @@ def smallest(
     return {row.job_id: int(row.least) for row in conn.execute(query)}
 
 
-def shortfalls(conn: Connection, now: Now, job_id: str | None = None) -> list[Shortfall]:
-    """Of all live jobs, or of one. One small statement where nobody has a budget."""
-    tenants = _by_tenant(conn)
+def shortfalls(
+    conn: Connection, now: Now, job_ids: Collection[str] | None = None
+) -> list[Shortfall]:
+    """Of all live jobs, or of these. One small statement where nobody has a budget."""
+    tenants = _budgeted(conn)
     if not tenants:
         return []
-    query = select(Job.job_id, Job.tenant).where(Job.tenant.in_(list(tenants)), job_is_live())
-    query = query.where(~Job.cancel_requested).order_by(Job.job_id)
-    if job_id is not None:
-        query = query.where(Job.job_id == job_id)
+    query = select(Job.job_id, Job.tenant).where(Job.tenant.in_(tenants), job_is_live())
+    query = query.where(~Job.cancel_requested)
+    if job_ids is not None:
+        query = query.where(Job.job_id.in_(job_ids))
     jobs = {row.job_id: row.tenant for row in conn.execute(query)}
     least = smallest(conn, list(jobs), Group.lease_owner.is_(None))
-    accounts: dict[str, Account] = {}
-    found = []
-    for name, bound_of_job in least.items():
-        tenant = jobs[name]
-        if tenant not in accounts:
-            accounts[tenant] = account(conn, now, tenant)
-        if lacking := budget_rules.shortfall(name, accounts[tenant], bound_of_job):
-            found.append(lacking)
-    return sorted(found, key=lambda one: one.job_id)
+    of_tenants = accounts(conn, now, {jobs[job_id] for job_id in least})
+    found = (
+        budget_rules.shortfall(job_id, of_tenants[jobs[job_id]], bound_of_job)
+        for job_id, bound_of_job in sorted(least.items())
+    )
+    return [one for one in found if one is not None]
+
+
+def waiting_for_budget(conn: Connection, now: Now, job_ids: Collection[str]) -> dict[str, str]:
+    """Of these jobs, those with nothing to be done before a budget covers it: what each waits
+    for, in words. A job that no budget will ever cover has to stop, and is not there."""
+    short = {one.job_id: one.words for one in shortfalls(conn, now, job_ids) if not one.is_final}
+    if not short:
+        return {}
+    free = (Job.lease_until <= now) & (~job_is_due() | Job.ingest_resumes_at.is_not(None))
+    other_work = exists().where(Group.job_id == Job.job_id, group_is_open(), ~_at_verify_and_free())
+    idle = select(Job.job_id).where(Job.job_id.in_(list(short)), free, ~other_work)
+    return {job_id: short[job_id] for job_id in conn.scalars(idle)}
+
+
+def _at_verify_and_free() -> ColumnElement[bool]:
+    return and_(Group.stage == Stage.VERIFY.value, Group.lease_owner.is_(None))
 
 
 def is_held_back(short: Iterable[Shortfall]) -> ColumnElement[bool]:
@@ -278,13 +333,14 @@ def is_held_back(short: Iterable[Shortfall]) -> ColumnElement[bool]:
     job_ids = [one.job_id for one in short]
     if not job_ids:
         return false()
-    at_verify = and_(Group.stage == Stage.VERIFY.value, Group.lease_owner.is_(None))
-    return and_(at_verify, Group.job_id.in_(job_ids))
+    return and_(_at_verify_and_free(), Group.job_id.in_(job_ids))
 
 
-def exhausted(conn: Connection, now: Now) -> list[tuple[str, str]]:
-    """(job id, reason) of live jobs that their tenants' budgets will never cover."""
-    return [(one.job_id, one.reason) for one in shortfalls(conn, now) if one.is_final]
+def exhausted(
+    conn: Connection, now: Now, job_ids: Collection[str] | None = None
+) -> list[tuple[str, str]]:
+    """(job id, reason) of live jobs, or of these, that their tenants' budgets will never cover."""
+    return [(one.job_id, one.reason) for one in shortfalls(conn, now, job_ids) if one.is_final]
 
 
 def check_new(conn: Connection, now: Now, job: NewJob) -> None:

@@ -54,14 +54,21 @@ def claim_next(
     serves, may_claim = claimer.serves, partial(leases.may_claim, now, claimer)
     if claimer.stage not in rules.CANCELLABLE:
         return None
+    rooms: Mapping[str, int | None] = {}
     for _ in range(_ROUNDS):
         waiting = _waiting(conn, now, claimer, model)
         due = fair_share.by_turn(budgets.affordable(conn, now, waiting, may_claim))
         if not due:
             return None
-        for job in due[:_JOBS_TRIED]:
+        tried = due[:_JOBS_TRIED]
+        limited = {job.tenant for job in tried if job.is_budgeted}
+        # Once for all: two claims that took one lock after the other could wait for each other.
+        rooms = rooms or budgets.rooms_to_claim(conn, now, limited)
+        for job in tried:
+            if job.is_budgeted and job.tenant not in rooms:
+                continue  # it came later, and the next claim takes its lock
             # One statement, so exactly one claimer wins the group.
-            room = budgets.room_to_claim(conn, now, job.tenant) if job.is_budgeted else None
+            room = rooms.get(job.tenant)
             claim = _longest_claim(now, claimer, is_limited=room is not None)
             parameters = {"of_job": job.job_id, **({} if room is None else {"of_room": room})}
             work = leases.taken(conn, claim, claimer.max_attempts, parameters)

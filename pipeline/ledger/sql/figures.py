@@ -6,7 +6,7 @@ A job's counts never scan its completions. Figures of the whole store use indexe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from sqlalchemy import (
@@ -83,8 +83,30 @@ _TOTALS = {
 def progress(conn: Connection, job_id: str) -> JobProgress:
     """Two statements, whatever the size of the job."""
     job = jobs.find(conn, job_id)
-    columns = [value.label(name) for name, value in _TOTALS.items()]
-    totals = conn.execute(select(*columns).where(Group.job_id == job.job_id)).one()
+    totals = conn.execute(select(*_totals()).where(Group.job_id == job.job_id)).one()
+    return _progress(job, totals)
+
+
+def progress_of(conn: Connection, job_ids: Collection[str]) -> dict[str, JobProgress]:
+    """The same of several jobs, by whole id."""
+    if not job_ids:
+        return {}
+    totals = (
+        select(Job.job_id, *_totals())
+        .outerjoin(Group, Group.job_id == Job.job_id)
+        .where(Job.job_id.in_(job_ids))
+        .group_by(Job.job_id)
+    )
+    of_jobs = {row.job_id: row for row in conn.execute(totals)}
+    rows = conn.execute(select(*Job.__table__.c).where(Job.job_id.in_(list(of_jobs))))
+    return {job.job_id: _progress(job, of_jobs[job.job_id]) for job in rows}
+
+
+def _totals() -> list[Any]:
+    return [value.label(name) for name, value in _TOTALS.items()]
+
+
+def _progress(job: Any, totals: Any) -> JobProgress:
     return JobProgress(
         job_id=job.job_id,
         state=JobState(job.state),

@@ -6,7 +6,7 @@ holds the job's row, so two of them cannot both believe that the other is still 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
@@ -130,6 +130,12 @@ def _named(conn: Connection, name: str) -> Any:
 
 def row(conn: Connection, job_id: str) -> JobRow:
     return mapper.job_row(find(conn, job_id))
+
+
+def of_ids(conn: Connection, job_ids: Collection[str]) -> dict[str, JobRow]:
+    query = select(*Job.__table__.c).where(Job.job_id.in_(job_ids))
+    found = conn.execute(query) if job_ids else ()
+    return {row.job_id: mapper.job_row(row) for row in found}
 
 
 def newest(conn: Connection, limit: int = 50, state: JobState | None = None) -> list[JobRow]:

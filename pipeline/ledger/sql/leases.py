@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -260,17 +260,22 @@ def sent_on(to: Stage, now: Now) -> dict[str, Any]:
 # --- owners ---------------------------------------------------------------------------------
 
 
-def _held_of(job_id: str, now: Now) -> list[tuple[type[Job] | type[Group], list[Any]]]:
-    """The conditions of leased rows: of the job, and of its groups."""
-    groups = [Group.job_id == job_id, group_is_open(), Group.lease_until > now]
-    return [(Job, [Job.job_id == job_id, Job.lease_until > now]), (Group, groups)]
+def _held_of(job_ids: Collection[str], now: Now) -> list[tuple[type[Job] | type[Group], list[Any]]]:
+    """The conditions of leased rows: of the jobs, and of their groups."""
+    groups = [Group.job_id.in_(job_ids), group_is_open(), Group.lease_until > now]
+    return [(Job, [Job.job_id.in_(job_ids), Job.lease_until > now]), (Group, groups)]
 
 
 def holders(conn: Connection, now: Now, job_id: str) -> list[str]:
-    found: set[str] = set()
-    for table, held in _held_of(job_id, now):
-        found |= set(conn.scalars(select(table.lease_owner).where(*held).distinct()))
-    return sorted(found)
+    return holders_of(conn, now, [job_id]).get(job_id, [])
+
+
+def holders_of(conn: Connection, now: Now, job_ids: Collection[str]) -> dict[str, list[str]]:
+    found: dict[str, set[str]] = {}
+    for table, held in _held_of(job_ids, now):
+        for row in conn.execute(select(table.job_id, table.lease_owner).where(*held).distinct()):
+            found.setdefault(row.job_id, set()).add(row.lease_owner)
+    return {job_id: sorted(owners) for job_id, owners in found.items()}
 
 
 def expire(conn: Connection, now: Now, job_id: str, owner: str) -> int:
@@ -279,7 +284,7 @@ def expire(conn: Connection, now: Now, job_id: str, owner: str) -> int:
         conn.execute(
             update(table).where(*held, table.lease_owner == owner).values(lease_until=now)
         ).rowcount
-        for table, held in _held_of(job_id, now)
+        for table, held in _held_of([job_id], now)
     )
 
 

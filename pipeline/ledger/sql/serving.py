@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
-from sqlalchemy import Connection, Row, Select, delete, func, insert, or_, select, update
+from sqlalchemy import Connection, Row, Select, delete, func, insert, or_, select, text, update
 
 from specbatch.pipeline.ledger.sql.transactions import Now, upsert
 from specbatch.schemas.errors import IdempotencyError, InUseError
@@ -28,6 +28,9 @@ from specbatch.schemas.serving_tables import ApiKey as KeyTable
 from specbatch.schemas.serving_tables import Batch as BatchTable
 from specbatch.schemas.serving_tables import ServedFile as FileTable
 
+# Of a tenant's new batches each waits for the one before: else both would be the last one allowed.
+_LOCK = text("SELECT pg_advisory_xact_lock(:of_batches, hashtext(:tenant))")
+_OF_BATCHES = 1_900_129  # the first key of these locks
 _IS_OPEN = BatchTable.phase != BatchPhase.ENDED.value
 
 
@@ -89,6 +92,8 @@ def _file(row: Row[Any]) -> StoredFile:
 
 # --- batches --------------------------------------------------------------------------------------
 def add_batch(conn: Connection, now: Now, batch: NewBatch, most_open: int) -> tuple[BatchRow, bool]:
+    if conn.dialect.name == "postgresql":  # SQLite has one writer at a time
+        conn.execute(_LOCK, {"of_batches": _OF_BATCHES, "tenant": batch.tenant})
     # The lock is the one that `delete_file` takes.
     input_file = conn.execute(_file_of(batch.tenant, batch.input_file_id).with_for_update()).first()
     if (known := _of_key(conn, batch)) is not None:

@@ -1,4 +1,4 @@
-"""What stops a job early: a cancel request, its deadline, its budget."""
+"""What stops a job early: a cancel request, its deadline, its budget, its tenant's budget."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Collection, Iterable, Mapping
 from sqlalchemy import Connection, bindparam, case, func, or_, select, update
 
 from specbatch.pipeline.ledger import rules
+from specbatch.pipeline.ledger.sql import budgets, jobs
 from specbatch.pipeline.ledger.sql.transactions import Now
-from specbatch.schemas.records import Lease
+from specbatch.schemas.audit import EntryKind
+from specbatch.schemas.records import JobState, Lease
 from specbatch.schemas.tables import Group, Job, job_is_live
 
 
@@ -82,3 +84,22 @@ def over_limits(
         if reason is not None:
             found.append((row.job_id, reason))
     return found
+
+
+def stop(conn: Connection, now: Now, job_id: str) -> bool:
+    """Stop a job if it is over a limit; whether it is to stop.
+
+    Looked at here once more, under the locks of those who raise limits: the job was found in
+    another transaction, and a budget may have been raised since.
+    """
+    tenant = conn.scalar(select(Job.tenant).where(Job.job_id == job_id))
+    if tenant is None:
+        return False
+    budgets.lock(conn, tenant)
+    job = jobs.lock(conn, job_id)
+    if JobState(job.state).is_final or job.cancel_requested:
+        return bool(job.cancel_requested)
+    found = over_limits(conn, now, [job_id]) or budgets.exhausted(conn, now, [job_id])
+    for _, reason in found:
+        jobs.request_cancel(conn, now, job_id, reason, EntryKind.STOPPED)
+    return bool(found)

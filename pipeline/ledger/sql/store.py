@@ -43,7 +43,6 @@ from specbatch.pipeline.ledger.sql import figures as sql_figures
 from specbatch.pipeline.ledger.sql import groups as sql_groups
 from specbatch.pipeline.ledger.sql.leases import Claimer
 from specbatch.pipeline.ledger.sql.transactions import RETRY_SEC, Now, Transactions
-from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.encryption import Cipher
 from specbatch.schemas.fingerprint import Models
 from specbatch.schemas.numeric_class import Change, Serves
@@ -134,9 +133,11 @@ class SqlStore:
 
     # --- jobs -------------------------------------------------------------------------------
     get_job = _reads(jobs.row)
+    jobs_of_ids = _reads(jobs.of_ids)
     job_of_key = _reads(reading.job_of_key)
     list_jobs = _reads(jobs.newest)
     progress = _reads(sql_figures.progress)
+    progress_of = _reads(sql_figures.progress_of)
     request_cancel = _writes(jobs.request_cancel)
     fail_job = _writes(jobs.fail)
     _make_month = _writes(jobs.make_month)
@@ -145,6 +146,7 @@ class SqlStore:
     _note_in_flight = _writes(stopping.note_in_flight)
     _over_limits = _reads_now(stopping.over_limits)
     _exhausted = _reads_now(sql_budgets.exhausted)
+    _stop_if_over = _writes(stopping.stop)
     _move = _writes(pinning.move)
     _retry = _writes(jobs.retry)
 
@@ -164,9 +166,7 @@ class SqlStore:
         return asked | self._stop(self._over_limits(job_ids))
 
     def _stop(self, found: Sequence[tuple[str, str]]) -> set[str]:
-        for job_id, reason in found:
-            self.request_cancel(job_id, reason, EntryKind.STOPPED)
-        return {job_id for job_id, _ in found}
+        return {job_id for job_id, _ in found if self._stop_if_over(job_id)}
 
     def retry_job(
         self,
@@ -190,6 +190,7 @@ class SqlStore:
     ask_for_split = _writes(splitting.ask_for_split)
     due = _reads_now(sweeping.due)
     holders = _reads_now(leases.holders)
+    holders_of = _reads_now(leases.holders_of)
     expire_leases = _writes(leases.expire)
     skip_proposals = _writes(sweeping.skip_proposals)
     _claim_job = _writes(leases.claim_job)
@@ -311,6 +312,7 @@ class SqlStore:
     budgets = _reads(sql_budgets.budgets)
     tenant_accounts = _reads_now(sql_budgets.tenant_accounts)
     budget_shortfalls = _reads_now(sql_budgets.shortfalls)
+    waiting_for_budget = _reads_now(sql_budgets.waiting_for_budget)
 
     # --- device time ------------------------------------------------------------------------
     begin_session = _writes(time.begin)

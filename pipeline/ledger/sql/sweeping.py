@@ -43,7 +43,8 @@ def due(conn: Connection, now: Now, limit: int = 256, job_id: str | None = None)
         (Job.stage, Job.priority),
         limit,
     )
-    is_held_back = budgets.is_held_back(budgets.shortfalls(conn, now, job_id))
+    of_it = None if job_id is None else [job_id]
+    is_held_back = budgets.is_held_back(budgets.shortfalls(conn, now, of_it))
     model = case((Group.stage == Stage.PROPOSE.value, Job.proposer), else_=Job.verifier)
     groups = _oldest_of_each_kind(
         select(

@@ -17,7 +17,7 @@ from prefect.states import Cancelling
 from prefect.testing.utilities import prefect_test_harness
 
 from specbatch.jobs.dags import prefect as dags
-from specbatch.jobs.dags.prefect import JobFailedError, specbatch_job
+from specbatch.jobs.dags.prefect import GaveUpError, specbatch_job
 
 EXAMPLES = Path(__file__).parents[3] / "jobs" / "examples"
 QUICK = {"poll_sec": 0.1}
@@ -97,7 +97,7 @@ def test_another_flow_run_is_another_job(site: Site) -> None:
     assert len({night(spec)["job_id"] for spec in specs}) == 2
 
 
-def test_an_input_that_changed_between_two_tries_is_another_job(
+def test_an_input_that_changed_between_two_tries_is_not_taken_for_the_one_before(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts = site.prompts(3)
@@ -121,9 +121,9 @@ def test_an_input_that_changed_between_two_tries_is_another_job(
         return specbatch_job.with_options(retries=1)(spec, **QUICK)
 
     failed = night(return_state=True).result(raise_on_failure=False)
-    assert isinstance(failed, JobFailedError)
-    assert f"holds job {ended[0]}" in str(failed), "the output is the first job's"
-    assert len(site.jobs(spec["output"]["uri"])) == 2
+    assert isinstance(failed, GaveUpError)
+    assert f"changed since job {ended[0]} read it, and output" in str(failed)
+    assert len(site.jobs(spec["output"]["uri"])) == 1
 
 
 def test_what_cannot_succeed_is_not_tried_again(
