@@ -144,9 +144,8 @@ class StageContext:
 
     def pass_on(self, stage: Stage, job_id: str, serves: Serves | None = None) -> None:
         """Nothing was claimed for a message: others may get it if this worker must not."""
-        if self.only_job is None:
-            left = self.placer is not None and serves is not None and self.placer.leaves(job_id)
-            self.requeuer.requeue(job_id, serves, stage, left)
+        left = self.placer is not None and serves is not None and self.placer.leaves(job_id)
+        self.requeuer.requeue(job_id, serves, stage, left)
 
     # --- work messages ----------------------------------------------------------------------
     # A lost message costs time only: the sweeper enqueues the unit again.

@@ -51,11 +51,11 @@ def test_a_local_run_refuses_rows_that_may_not_be_here(
     if not is_refused:
         check_place(settings, spec)
         return
-    with pytest.raises(UsageError, match="the job's rows may only be .*, and this process is in"):
+    with pytest.raises(UsageError, match=r"the job's rows may only be .*, and this process is in"):
         check_place(settings, spec)
 
 
 @pytest.mark.parametrize("name", ["e u", 'e"u', "", "a/b"])
 def test_a_region_that_can_be_no_worker_s_is_refused(name: str) -> None:
-    with pytest.raises(SpecError, match="placement.regions"):
+    with pytest.raises(SpecError, match=r"placement\.regions"):
         load_spec({**SPEC, "placement": {"regions": [name]}})
