@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ from contracts.shorthand import F32, ingest, serving
 from ledger.builders import JOB, new_job
 
 from specbatch.jobs.running.here import check_place
+from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.ledger.sql.migrate import open_store
 from specbatch.schemas.errors import SpecError, UsageError
+from specbatch.schemas.records import Stage
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import load_spec
 from specbatch.schemas.timekeeping import Device, NewSession
@@ -32,6 +35,17 @@ def test_show_says_for_which_region_a_job_waits(
     waits = "waits for a worker in region eu not on spot to verify; alive: us on spot"
     assert waits in cli("show", JOB).out
     assert cli("show", JOB, "--json").json["waits_for"] == waits
+
+
+def test_a_worker_s_store_knows_where_the_worker_is(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'placed.db'}"
+    with closing(open_store(url)) as store:
+        store.create_job(new_job(spec={**new_job().spec, "placement": {"regions": ["eu"]}}))
+    for region, may in (("us", False), ("eu", True)):
+        settings = Settings(database_url=url, region=region)
+        with closing(make_store(settings, "host:1")) as worker:
+            work = worker.claim_job(JOB, Stage.INGEST, "host:1", 60.0)
+        assert (work is not None) is may
 
 
 @pytest.mark.parametrize(
