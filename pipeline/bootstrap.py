@@ -27,6 +27,7 @@ from specbatch.pipeline.runtime.lineage import LAST_SEC, make_lineage
 from specbatch.pipeline.runtime.metering import counted, kv_blocks, metered
 from specbatch.pipeline.runtime.notifier import Notifier
 from specbatch.pipeline.runtime.outage import Outage
+from specbatch.pipeline.runtime.placer import FRESH_SEC, Placer
 from specbatch.pipeline.runtime.presence import Presence, ServedModels
 from specbatch.pipeline.runtime.snapshots import spec_at_submission
 from specbatch.pipeline.runtime.sweeper import QueueLength, Requeuer, Sweeper, unknown
@@ -40,6 +41,7 @@ from specbatch.schemas.extras import require_engine_extra
 from specbatch.schemas.masking import hide_in_logs
 from specbatch.schemas.messages import HintMessage
 from specbatch.schemas.notifications import load_targets
+from specbatch.schemas.placement import SPOT, Site
 from specbatch.schemas.presence import WorkerProcess
 from specbatch.schemas.records import DueWork, Stage
 from specbatch.schemas.settings import EXACT, VLLM, Settings
@@ -84,7 +86,13 @@ def make_store(settings: Settings, actor: str | None = None) -> Store:
         cipher=Cipher.of_setting(settings.encryption_key),
         actor=actor or settings.actor or None,
         lineage=lineage.is_told_here(),
+        site=None if actor is None else site_of(settings),
     )
+
+
+def site_of(settings: Settings) -> Site:
+    """Where a worker with these settings is."""
+    return Site(settings.region, settings.tenure == SPOT)
 
 
 def migrate(settings: Settings) -> list[str]:
@@ -337,6 +345,11 @@ def make_worker(
     silence_sec = LEASES_OF_SILENCE * settings.lease_sec
     drafts_beside = verifying is not None and verifying.draft_model is not None
     told = make_lineage(settings.docs_url)
+    placer = None
+    if verifying is not None and only_job is None:
+        patience, fresh_sec = settings.pool_patience_sec, min(FRESH_SEC, settings.lease_sec / 6)
+        weights = settings.tenant_weights
+        placer = Placer(store, device_here, silence_sec, patience, weights, fresh_sec)
     context = StageContext(
         store=store,
         objects=objects,
@@ -349,7 +362,8 @@ def make_worker(
         tokenizers=Tokenizers(fake_models.tokenizer if fake_models else TextTokenizer.load, models),
         drafting=Drafting(store, objects, drafts_beside, lambda: switches.now),
         draft_models=DraftModels(store),
-        requeuer=Requeuer(store, enqueue, silence_sec),
+        requeuer=Requeuer(store, enqueue, silence_sec, site=site_of(settings)),
+        placer=placer,
         proposing=proposing,
         verifying=verifying,
         models=models,
@@ -375,6 +389,7 @@ def make_worker(
         kinds,
         verifier if "verify" in kinds else None,
         proposer if "propose" in kinds else None,
+        site_of(settings),
     )
     background: list[Sweeper | Anchoring | Notifier | WorkStealer] = [
         Sweeper(
@@ -397,7 +412,10 @@ def make_worker(
         background.append(Notifier(store, {lineage.TARGET: told}, only_job, last_sec=LAST_SEC))
     if verifier is not None and verifying is not None and only_job is None:
         every_sec = settings.lease_sec / 3  # as leases are prolonged
-        background.append(WorkStealer(store, lease_keeper, verifier, owner, every_sec, serves))
+        jobs = (lambda: None) if placer is None else placer.jobs
+        background.append(
+            WorkStealer(store, lease_keeper, verifier, owner, every_sec, serves, jobs)
+        )
     return Worker(
         context=context,
         store=store,
@@ -454,6 +472,7 @@ def priced_device(settings: Settings) -> Device:
         settings.price_book,
         settings.price_per_device_hour_usd,
         devices=_vllm_devices(settings) if settings.engine == VLLM else settings.tensor_parallel,
+        pool=settings.pool,
     )
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specbatch.schemas.budgets import Shortfall
 from specbatch.schemas.fingerprint import differing, listed, shown
 from specbatch.schemas.numeric_class import UNKNOWN, Serves, key_of_spec
+from specbatch.schemas.placement import ANYWHERE, SPOT, PlacementSpec, Site
 from specbatch.schemas.presence import ProcessNow, alive_words
 from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import JobRow, JobState, Stage
@@ -47,6 +48,10 @@ class WorkerNow:
     serves: Serves | None = None  # what it verifies with; None: it verifies nothing
 
     @property
+    def site(self) -> Site:
+        return Site(self.device.region, self.device.tenure == SPOT)
+
+    @property
     def busy_ticks(self) -> int:
         """How much of `seen` engine steps took."""
         return max(0, self.seen - self.idle - self.overhead)
@@ -63,11 +68,23 @@ class Alive:
 
     workers: tuple[WorkerNow, ...] = ()
     processes: tuple[ProcessNow, ...] = ()
+    at: float = 0.0  # seconds since the epoch, by the store's clock
 
     def verifying(self) -> list[WorkerNow]:
         """Workers that may verify, without those whose process cannot take messages."""
         deaf = {one.process.owner for one in self.processes if one.trouble is not None}
         return [one for one in self.workers if one.owner not in deaf]
+
+    def allowed(self, placement: PlacementSpec) -> Alive:
+        """Those that may have the rows of such a job. Processes of earlier releases do not tell
+        where they are: they count as allowed."""
+        workers = tuple(one for one in self.workers if placement.allows(one.site))
+        processes = tuple(
+            one
+            for one in self.processes
+            if one.process.site is None or placement.allows(one.process.site)
+        )
+        return replace(self, workers=workers, processes=processes)
 
     def lacks(self, stage: Stage, model: str | None = None) -> bool:
         """Whether no worker takes messages for units at this stage.
@@ -79,6 +96,14 @@ class Alive:
         if any(one.owner not in known for one in self.workers):
             return False
         return not any(one.does(stage, model) and one.trouble is None for one in self.processes)
+
+    def sites(self, stage: Stage) -> str:
+        """Where workers of this stage are, in words."""
+        of_processes = [one.process.site for one in self.processes if one.does_kind(stage)]
+        sites = [site for site in of_processes if site is not None] or [
+            one.site for one in self.workers
+        ]
+        return _joined(f"{site.region}{' on spot' if site.is_spot else ''}" for site in sites)
 
     def troubled(self, stage: Stage, model: str | None = None) -> str:
         """Workers of this stage that cannot take messages, as the end of a sentence."""
@@ -101,6 +126,7 @@ class PinnedJob:
     proposer_fingerprint: str | None = None
     proposer: str | None = None
     stages: frozenset[Stage] = frozenset({Stage.VERIFY})
+    placement: PlacementSpec = ANYWHERE
 
     @classmethod
     def of(cls, row: Any, stages: Iterable[Stage]) -> PinnedJob:
@@ -120,16 +146,29 @@ class PinnedJob:
             row.proposer_fingerprint,
             row.proposer,
             now | to_come,
+            PlacementSpec.model_validate(row.spec.get("placement") or {}),
         )
 
     def waits(self, alive: Alive) -> str | None:
         """Says which workers the job lacks and which are alive; None if it lacks none."""
-        lacking = [words for stage in WORK if (words := self._lacks(stage, alive))]
+        lacking = [words for stage in WORK if (words := self._lacks_placed(stage, alive))]
         return "; and it ".join(lacking) or None
 
     def lacking(self, alive: Alive) -> list[Stage]:
         """The stages at which the job waits for a worker."""
-        return [stage for stage in WORK if self._lacks(stage, alive)]
+        return [stage for stage in WORK if self._lacks_placed(stage, alive)]
+
+    def _lacks_placed(self, stage: Stage, alive: Alive) -> str | None:
+        """What the job lacks at one stage, where its rows may be."""
+        if self.placement == ANYWHERE:
+            return self._lacks(stage, alive)
+        words = self._lacks(stage, alive.allowed(self.placement))
+        if words is None:
+            return None
+        if self._lacks(stage, alive) is None:  # others could do it
+            wanted = f"waits for a worker {self.placement.words} {_AT[stage]}"
+            return f"{wanted}; alive: {alive.sites(stage)}"
+        return f"{words} (only workers {self.placement.words} count)"
 
     def _lacks(self, stage: Stage, alive: Alive) -> str | None:
         """What the job lacks at one stage. The same workers record and publish: say it once."""
@@ -144,6 +183,9 @@ class PinnedJob:
             return None
         does = _DOES[stage].format(model=self.proposer)
         return f"waits for a worker that {does}; alive: {alive_words(alive.processes)}"
+
+    def may_be_verified_by(self, worker: WorkerNow) -> bool:
+        return self.placement.allows(worker.site) and self.waits_to_verify([worker]) is None
 
     def waits_to_verify(self, workers: Iterable[WorkerNow]) -> str | None:
         """Says what the job lacks to be verified, and what these workers have.
@@ -198,6 +240,13 @@ class PinnedJob:
         return shown(serves.fingerprint.digest) + how
 
 
+_AT = {
+    Stage.INGEST: "to read its input",
+    Stage.PROPOSE: "to draft",
+    Stage.VERIFY: "to verify",
+    Stage.RECORD: "to record",
+    Stage.PUBLISH: "to publish",
+}
 _DOES = {
     Stage.INGEST: "reads inputs (`specbatch worker ingest`, or `all`)",
     Stage.PROPOSE: "drafts with model `{model}` (its groups continue without drafts after a while)",
@@ -208,6 +257,22 @@ _DOES = {
 
 def _joined(words: Iterable[str]) -> str:
     return ", ".join(sorted(set(words))) or "none"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenJob:
+    """A live job that has groups to propose or to verify, for placement by price."""
+
+    pinned: PinnedJob
+    tenant: str
+    priority: int  # 0 goes first
+    created_at: float  # seconds since the epoch
+    deadline_at: float | None
+    rows: int  # to propose or to verify
+    is_read: bool  # whether these are all that there will be
+    sec_per_row: float | None  # device seconds; None: nothing is known yet
+    group_rows: int  # of its largest group
+    moved_at: float  # when one of its groups last became ready for a stage, or ended
 
 
 @dataclass(frozen=True, slots=True)

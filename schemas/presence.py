@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from specbatch.schemas.placement import Site
 from specbatch.schemas.records import Stage
 from specbatch.schemas.routing import KIND_OF_STAGE
 
@@ -18,6 +19,7 @@ class WorkerProcess:
     kinds: tuple[str, ...]  # of work
     verifier: str | None = None  # the model that it verifies with
     proposer: str | None = None  # the model that it drafts groups with
+    site: Site | None = None  # None: of an earlier version, which does not tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +31,12 @@ class ProcessNow:
     silent_sec: float  # since its last heartbeat
     trouble: str | None = None  # why it can take no messages; None: it can
 
+    def does_kind(self, stage: Stage) -> bool:
+        return KIND_OF_STAGE[stage] in self.process.kinds
+
     def does(self, stage: Stage, model: str | None = None) -> bool:
         """Whether it works on units at this stage, and of this model if the stage needs one."""
-        if KIND_OF_STAGE[stage] not in self.process.kinds:
+        if not self.does_kind(stage):
             return False
         if stage is Stage.PROPOSE:
             return self.process.proposer == model

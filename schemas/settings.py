@@ -22,6 +22,7 @@ from pydantic_settings import (
 
 from specbatch.schemas.file_modes import Access
 from specbatch.schemas.masking import MASK, mask_url, remember, remember_secrets
+from specbatch.schemas.placement import DEFAULT_POOL
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.schemes import why_not_writable
 from specbatch.schemas.usage import PRICE_NAMES
@@ -133,6 +134,22 @@ class Settings(BaseSettings):
     region: str = Field(default="local", description="the device's region in the price book")
     tenure: Literal["on-demand", "reserved", "spot"] = Field(
         default="reserved", description="how the device is leased: on-demand, reserved or spot"
+    )
+    pool: str = Field(
+        default=DEFAULT_POOL,
+        pattern=r"^[\w.-]+$",
+        description="name of the pool of alike workers that this one belongs to",
+    )
+    pool_patience_sec: float = Field(
+        default=1800.0,
+        gt=0,
+        # Longer than the largest groups take: a job moves on with each of them.
+        description="a job that a cheaper pool does not continue for so long goes to this one too",
+    )
+    loss_notice_file: str = Field(
+        default="",
+        description="once this file exists, this worker's device is about to be taken away: it "
+        "gives its groups back at once and ends",
     )
     max_concurrent_sequences: int = Field(default=64, ge=1, description="sequences per fused batch")
     max_batch_tokens: int = Field(default=2048, ge=16, description="tokens per forward pass")

@@ -34,6 +34,7 @@ from specbatch.schemas.numeric_class import (
     key_with,
 )
 from specbatch.schemas.openai_formats import EITHER, OPENAI_FORMATS
+from specbatch.schemas.placement import ANYWHERE, PlacementSpec
 from specbatch.schemas.policies import PolicySpec
 from specbatch.schemas.privacy import MOST_TENANT_CHARS, SEALED, TENANT
 from specbatch.schemas.prompt_places import columns_in, first_doubled
@@ -545,6 +546,7 @@ class JobSpec(Part):
         gt=0,
         description="the job stops when it has spent so much, and keeps its results",
     )
+    placement: PlacementSpec = ANYWHERE
     notify: tuple[Annotated[str, Field(pattern=NAME_PATTERN)], ...] = Field(
         default=(),
         max_length=16,

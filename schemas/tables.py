@@ -31,6 +31,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from specbatch.schemas import months, token_record
+from specbatch.schemas.placement import DEFAULT_POOL
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.text_columns import SHOWN_WITHOUT_KEY, EncryptedText
 from specbatch.schemas.text_columns import AnyText as AnyText  # of other modules' tables too
@@ -484,6 +485,7 @@ class WorkerSession(Base):
     region: Mapped[str]
     tenure: Mapped[str]
     price_microusd: Mapped[int] = mapped_column(BigInteger)  # of an hour
+    pool: Mapped[str] = mapped_column(default=DEFAULT_POOL)
     started_at: Mapped[float]
     beat_at: Mapped[float]  # when its process was heard of last
     ended_at: Mapped[float | None]
@@ -506,6 +508,8 @@ class WorkerProcess(Base):
     kinds: Mapped[str]  # of work, with commas between them
     verifier: Mapped[str | None]
     proposer: Mapped[str | None]
+    region: Mapped[str | None]  # NULL: of an earlier version, which does not tell
+    is_spot: Mapped[bool] = mapped_column(default=False)
     started_at: Mapped[float]
     heard_at: Mapped[float]  # its last heartbeat
     trouble: Mapped[str | None]  # why it can take no messages; NULL: it can

@@ -19,7 +19,7 @@ from specbatch.schemas.timekeeping import (
     TimeSlice,
 )
 
-DEVICE = ("device_kind", "region", "tenure", "price_microusd")
+DEVICE = ("device_kind", "region", "tenure", "price_microusd", "pool")
 
 
 def session_values(session: NewSession, now: Any) -> dict[str, Any]:
@@ -117,4 +117,4 @@ def _ticks(row: Any) -> Ticks:
 
 
 def _device(row: Any) -> Device:
-    return Device(row.device_kind, row.region, row.tenure, row.price_microusd)
+    return Device(row.device_kind, row.region, row.tenure, row.price_microusd, row.pool)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from specbatch.schemas.numeric_class import Serves
+from specbatch.schemas.placement import DEFAULT_POOL
 from specbatch.schemas.provenance import TICKS_PER_SEC, Ticks
 from specbatch.schemas.records import Lease, Stage
 
@@ -33,6 +34,7 @@ class Device:
     region: str
     tenure: str  # on-demand, reserved or spot
     price_microusd: int  # of an hour
+    pool: str = DEFAULT_POOL
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,13 @@ from specbatch.schemas.settings import Settings
 from specbatch.workers.app import make_app, make_enqueue, make_queue_length
 from specbatch.workers.consumer import Consuming, refuse_compression
 from specbatch.workers.hints import RefillChannel
-from specbatch.workers.shutdown import FatalShutdown, GracefulShutdown, Restart, end_at_once
+from specbatch.workers.shutdown import (
+    FatalShutdown,
+    GracefulShutdown,
+    LossNotice,
+    Restart,
+    end_at_once,
+)
 from specbatch.workers.tasks import register
 
 log = logging.getLogger(__name__)
@@ -131,7 +137,8 @@ def run_worker(
         if worker.refills is not None:
             channel.start(worker.hint)
         try:
-            with GracefulShutdown(worker, PATIENCE_SEC):
+            lost = LossNotice(settings.loss_notice_file)
+            with GracefulShutdown(worker, PATIENCE_SEC), lost:
                 if watch is not None:
                     watch.start(worker.store, settings.lease_sec, restart)
                 consume(app, queue_names(kinds, verifier, proposer), concurrency)

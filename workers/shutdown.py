@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 from typing import NoReturn
 
 from celery.concurrency.thread import TaskPool
@@ -86,6 +87,39 @@ class GracefulShutdown:
             log.info("groups in hand are given back")
             for host in self._worker.engines:
                 host.stop()
+
+
+class LossNotice:
+    """Ends this process's worker once a file says that its device is about to be taken away.
+
+    Its groups are given back at once: those who warn leave little time, and another worker resumes
+    them. Beside `GracefulShutdown`, which stops the engines.
+    """
+
+    def __init__(self, path: str, every_sec: float = 0.5) -> None:
+        """`path`: of the file; empty: nobody warns."""
+        self._path = path
+        self._every_sec = every_sec
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="loss-notice", daemon=True)
+
+    def __enter__(self) -> LossNotice:
+        if self._path:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not Path(self._path).exists():
+            if self._stop.wait(self._every_sec):
+                return
+        log.warning("%s is there: this device is about to be taken away", self._path)
+        worker_shutting_down.send(sender=self, sig="LOSS", how="Cold", exitcode=0)
+        state.should_stop = 0  # as Celery's handler of SIGTERM sets it
 
 
 class Restart:

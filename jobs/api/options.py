@@ -85,6 +85,8 @@ class SpecOptions(TypedDict, total=False):
     priority: Literal["high", "normal", "low"] | None
     deadline_sec: float | None
     budget_usd: float | None
+    regions: str | Sequence[str] | None
+    spot: bool | None
     notify: str | Sequence[str] | None
     lineage_parent: str | None
 

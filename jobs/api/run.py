@@ -17,7 +17,7 @@ from specbatch.jobs.api.progress import view_of
 from specbatch.jobs.cli.checks import check_input_here, check_job, check_models_first
 from specbatch.jobs.cli.connect import client
 from specbatch.jobs.cli.console import quieten_libraries, remark
-from specbatch.jobs.running.here import IN_MEMORY, Watcher, run_job
+from specbatch.jobs.running.here import IN_MEMORY, Watcher, check_place, run_job
 from specbatch.pipeline.runtime.client import Client
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.audit import data_uri
@@ -199,6 +199,7 @@ def _done(
     c: Client, settings: Settings, order: Order, watcher: Watcher, timeout_sec: float | None
 ) -> JobRow:
     """The order's job, once it has ended with an output. Raises `JobFailedError`."""
+    check_place(settings, order.spec)
     check_job(settings, order.spec, order.key, c.is_keys_job)
     job, created = c.submit(order.spec, order.key)
     if not created and not job.state.is_final:

@@ -14,7 +14,7 @@ from specbatch.jobs.cli.console import (
     stored,
 )
 from specbatch.jobs.cli.outcome import finish
-from specbatch.jobs.running.here import Watcher, run_job
+from specbatch.jobs.running.here import Watcher, check_place, run_job
 from specbatch.pipeline.observe.terminal.progress import progress_view
 from specbatch.schemas.errors import JobInterrupted
 from specbatch.schemas.records import JobRow
@@ -29,6 +29,7 @@ def submit_here(
     from specbatch.jobs.cli.checks import check_job
 
     with client(settings) as c:
+        check_place(settings, spec)
         check_job(settings, spec, key, c.is_keys_job)
         with if_interrupted(MAYBE_SUBMITTED):
             job, created = c.submit(spec, key)

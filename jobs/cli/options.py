@@ -256,6 +256,15 @@ Budget = Annotated[
     Real, _option("--budget-usd", "stop when this much is spent on devices, and keep what is done")
 ]
 
+Regions = Annotated[
+    Text,
+    _option("--regions", "only workers in these regions have the job's rows, separated by commas"),
+]
+Spot = Annotated[
+    bool | None,
+    _option("--spot/--no-spot", "whether workers may have them whose devices can be taken away"),
+]
+
 Notify = Annotated[
     list[str] | None,
     _option(

@@ -74,6 +74,8 @@ def submit_job(
     priority: o.Priority = None,
     deadline_sec: o.Deadline = None,
     budget_usd: o.Budget = None,
+    regions: o.Regions = None,
+    spot: o.Spot = None,
     notify: o.Notify = None,
     lineage_parent: o.LineageParent = None,
     local: o.Local = False,

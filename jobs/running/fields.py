@@ -12,6 +12,8 @@ FIELD_OF = {
     "priority": "priority",
     "deadline_sec": "deadline_sec",
     "budget_usd": "budget_usd",
+    "regions": "placement.regions",
+    "spot": "placement.spot",
     "notify": "notify",
     "lineage_parent": "lineage_parent",
     "input": "input.uri",

@@ -75,6 +75,7 @@ def run_job(
     """
     if job.state.is_final:
         return
+    check_place(settings, spec)
     end_within(None)  # what stops at the timeout gives its groups back, which takes its time
     settings = with_proposer(settings, spec.vllm_proposer)
     settings = settings.model_copy(update={"broker_url": IN_MEMORY})
@@ -144,6 +145,19 @@ def _before_it_begins(settings: Settings, store: Store, job: JobRow) -> list[str
     make_client(settings, silent, store).take_over(job.job_id)
     store.settle_rollouts()
     return loaded_beside(store, job)
+
+
+def check_place(settings: Settings, spec: JobSpec) -> None:
+    """Raise `UsageError` for a job whose rows may not be in this process."""
+    from specbatch.pipeline.bootstrap import site_of
+
+    site = site_of(settings)
+    if not spec.placement.allows(site):
+        where = f"region {site.region}{', on spot' if site.is_spot else ''}"
+        raise UsageError(
+            f"the job's rows may only be {spec.placement.words}, and this process is in {where}: "
+            "submit it to workers there, or correct SPECBATCH_REGION and SPECBATCH_TENURE"
+        )
 
 
 def check_served(worker: Worker, job_id: str, spec: JobSpec) -> None:

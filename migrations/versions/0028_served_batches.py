@@ -1,4 +1,4 @@
-"""Files, batches and API keys of `specbatch serve`; budgets of tenants.
+"""Files, batches and API keys of `specbatch serve`; budgets of tenants; pools of workers.
 
 Revision 0028. Taking it back drops them; jobs stay.
 
@@ -19,6 +19,8 @@ from specbatch.schemas.sql_roles import granting
 revision = "0028"
 down_revision = "0027"
 
+DEFAULT_POOL = "default"
+_OF_PROCESSES = (("region", sa.Text, None), ("is_spot", sa.Boolean, sa.false()))
 _OF_GROUPS = ("most_tokens", "most_row_tokens", "reserved_tokens")
 
 
@@ -71,6 +73,8 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("key_id", name="pk_api_keys"),
     )
     _add_budgets()
+    add_columns("worker_sessions", [("pool", sa.Text, DEFAULT_POOL)])
+    add_columns("worker_processes", _OF_PROCESSES)
     on_postgres(granting())
 
 
@@ -135,6 +139,8 @@ def _estimate_bounds() -> None:
 
 
 def downgrade() -> None:
+    drop_columns("worker_processes", [name for name, _, _ in _OF_PROCESSES])
+    drop_columns("worker_sessions", ["pool"])
     with _next_group_index():
         drop_columns("groups", _OF_GROUPS)
     for table in ("tenant_spending", "tenant_budgets"):

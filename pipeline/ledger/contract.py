@@ -34,6 +34,8 @@ from typing import Any, Protocol
 
 from specbatch.pipeline.audit.accounts import AccountRows
 from specbatch.pipeline.ledger.budgeting import Budgeting
+from specbatch.pipeline.ledger.earlier import Earlier
+from specbatch.pipeline.ledger.placing import Placing
 from specbatch.pipeline.ledger.serving import Serving
 from specbatch.schemas.audit import (
     AuditRecord,
@@ -53,10 +55,8 @@ from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.notifications import Due, NotificationRow
 from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.policies import Decided, Place, Reviews
-from specbatch.schemas.presence import WorkerProcess
 from specbatch.schemas.provenance import Ticks
 from specbatch.schemas.records import (
-    Answered,
     Artefact,
     Beat,
     CompletionRecord,
@@ -78,7 +78,7 @@ from specbatch.schemas.records import (
 from specbatch.schemas.registry import Deployment, DeployScope, ModelVersion, NewModel, PairTrial
 from specbatch.schemas.rollouts import Observed, Rollout
 from specbatch.schemas.schedules import RUNS, RunState, ScheduleRun
-from specbatch.schemas.speculation import AcceptanceCount, AcceptanceDay, Decision, PastOutput
+from specbatch.schemas.speculation import AcceptanceCount, AcceptanceDay, Decision
 from specbatch.schemas.timekeeping import (
     Attempt,
     JobTime,
@@ -98,7 +98,7 @@ SUCCESS_SEC = 35 * 86_400.0  # and its last success: longer than any month and w
 MOST_JOBS = 10_000  # of one answer of `ended_jobs`
 
 
-class Store(Serving, Budgeting, Protocol):
+class Store(Serving, Budgeting, Earlier, Placing, Protocol):
     """Jobs, groups, leases, completions, what drafting taught, schedules, the audit log, time."""
 
     # --- jobs -------------------------------------------------------------------------------
@@ -218,6 +218,7 @@ class Store(Serving, Budgeting, Protocol):
         owner: str,
         lease_sec: float,
         serves: Serves | None = None,
+        jobs: Collection[str] | None = None,
     ) -> GroupWork | None:
         """Claim the next group at PROPOSE or VERIFY in fair-share order; None when there is none.
 
@@ -225,7 +226,7 @@ class Store(Serving, Budgeting, Protocol):
         the highest priority goes first, then the tenant that was served least, then its oldest job,
         then the group with most prompt tokens (the lowest index of several). The tenant is charged.
         Groups whose attempts are used up are skipped: `close_over` and `claim_group` close those.
-        `serves` as in `claim_group`; jobs of other classes are skipped.
+        `serves` as in `claim_group`; jobs of other classes are skipped, as are all but `jobs`.
         """
 
     def close_over(self, limit: int = 1000) -> int:
@@ -263,7 +264,11 @@ class Store(Serving, Budgeting, Protocol):
         """
 
     def ask_for_split(
-        self, model: str, owner: str, serves: Serves | None = None
+        self,
+        model: str,
+        owner: str,
+        serves: Serves | None = None,
+        jobs: Collection[str] | None = None,
     ) -> tuple[str, int] | None:
         """`owner` has nothing to verify with `model`: ask another worker to split its group.
 
@@ -271,7 +276,7 @@ class Store(Serving, Budgeting, Protocol):
         one claimed last; its holder learns it from heartbeats. Each group is asked once per claim
         or split. Returns its job and index. Returns None while any group is due at VERIFY for the
         model. Jobs whose input is still read, that have groups at PROPOSE, or that are cancelled,
-        are skipped. With `serves`, jobs of other classes do not count.
+        are skipped. With `serves` or `jobs`, others than theirs do not count.
         """
 
     def due(self, limit: int = 256, job_id: str | None = None) -> list[DueWork]:
@@ -481,23 +486,6 @@ class Store(Serving, Budgeting, Protocol):
     def forget_old_acceptance(self, keep_days: int) -> int:
         """Delete days that are older; returns how many rows."""
 
-    def past_outputs(
-        self, tenant: str, job_name: str, vocabulary: str, max_tokens: int, except_job: str
-    ) -> Iterator[PastOutput]:
-        """Finished completions of this tenant's other jobs, streamed; never another tenant's.
-
-        Only jobs whose report has this `VOCABULARY` count. Jobs of the same name come first, of
-        these and of the others the newest, each by (row, sample). The stream ends before its token
-        ids exceed `max_tokens`. `except_job` is the job that asks. Outputs whose tokens were not
-        all kept are skipped.
-        """
-
-    def offer_answers(self, job_id: str, requests: Mapping[bytes, tuple[int, int]]) -> None:
-        """Keep which (row, sample) of a job, unless it was purged, answered which request."""
-
-    def answered(self, tenant: str, requests: Sequence[bytes]) -> dict[bytes, Answered]:
-        """Completions of this tenant that answered these requests, where their texts are whole."""
-
     # --- the model registry -------------------------------------------------------------------
     def add_model(self, model: NewModel) -> tuple[ModelVersion, bool]:
         """Register a model under the next version of its name; the version, and whether it is new.
@@ -619,17 +607,6 @@ class Store(Serving, Budgeting, Protocol):
 
     def stage_usage(self, job_id: str | None = None) -> Sequence[StageUsage]:
         """Sums of what attempts used at one job or at all, by job and stage."""
-
-    # --- worker processes -------------------------------------------------------------------
-    # They report that they live and whether they can take messages. Only people read this.
-    def report_process(self, process: WorkerProcess, trouble: str | None) -> None:
-        """A process lives. `trouble` says why it can take no messages; None: it can."""
-
-    def forget_process(self, process_id: str) -> None:
-        """A process has ended."""
-
-    def forget_silent_processes(self, patience_sec: float) -> int:
-        """Forget processes that were silent for so long; return how many."""
 
     # --- notifications ----------------------------------------------------------------------
     def due_notifications(

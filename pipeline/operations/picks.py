@@ -96,6 +96,7 @@ def scores_spec(pick: Pick, questions: InputFile, left_usd: float | None) -> Job
         "name": _name(job, SCORES),
         "tenant": job.tenant,
         "priority": job.priority,
+        "placement": job.placement.model_dump(),
         "group_size": job.group_size,
         "budget_usd": left_usd,
         "verifier": job.verifier,

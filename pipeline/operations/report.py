@@ -31,6 +31,7 @@ from specbatch.schemas.backlog import is_interrupted
 from specbatch.schemas.fingerprint import shown
 from specbatch.schemas.job_figures import RowFigures
 from specbatch.schemas.masking import masked
+from specbatch.schemas.placement import DEFAULT_POOL
 from specbatch.schemas.provenance import TimeKind
 from specbatch.schemas.records import JobRow, JobState, Prompts, Stage
 from specbatch.schemas.settings import Settings
@@ -278,6 +279,7 @@ def _devices(sessions: Sequence[SessionRow]) -> tuple[str, ...]:
     counts = Counter(session.device for session in sessions)
     return tuple(
         f"{number} × {device.kind}, {device.region}, {device.tenure}, "
+        f"{'' if device.pool == DEFAULT_POOL else f'pool {device.pool}, '}"
         f"${device.price_microusd / 1e6:g} per hour"
         for device, number in sorted(counts.items(), key=lambda item: -item[1])
     )

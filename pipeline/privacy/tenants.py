@@ -28,7 +28,9 @@ TEXT_FIELDS = {
     "sampling": ("stop", *_TOKEN_FIELDS, *_FORM_FIELDS),
     "speculation": _BY_TAG,
 }  # by part of a spec: what is reduced in it
-KEPT_FIELDS = ("input", "output", "verifier", "proposer", "engine", "tenant", "priority")
+KEPT_FIELDS = (
+    *("input", "output", "verifier", "proposer", "engine", "tenant", "priority", "placement"),
+)
 
 
 class Privacy:

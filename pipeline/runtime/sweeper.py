@@ -20,7 +20,8 @@ from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.runtime.client import Enqueue
 from specbatch.schemas.errors import JobNotFoundError, StoreError
 from specbatch.schemas.numeric_class import Pinned, Serves
-from specbatch.schemas.records import DueWork, Stage
+from specbatch.schemas.placement import PlacementSpec, Site
+from specbatch.schemas.records import DueWork, JobRow, Stage
 from specbatch.schemas.refusals import should_log
 from specbatch.schemas.speculation import PRE_GENERATED, Decision, DecisionAction
 
@@ -254,11 +255,12 @@ def _groups(indexes: list[int]) -> str:
 
 
 class Requeuer:
-    """Puts work messages back that a worker of another numeric class or model took. Thread-safe.
+    """Puts work messages back that a worker took who may not do it. Thread-safe.
 
-    Workers of all classes share their model's queue, so one may take a message for a group that it
-    must not verify. Workers that may would stand idle until a sweeper misses the message. It goes
-    back slowly: otherwise two workers could pass it to and fro thousands of times.
+    Workers of all numeric classes, regions and pools share their model's queue, so one may take a
+    message for a group that it must not verify, or leaves to a cheaper pool. Workers that may would
+    stand idle until a sweeper misses the message. It goes back slowly: otherwise two workers could
+    pass it to and fro thousands of times.
     """
 
     def __init__(
@@ -268,8 +270,11 @@ class Requeuer:
         silence_sec: float,
         every_sec: float = REQUEUE_EVERY_SEC,
         clock: Callable[[], float] = time.monotonic,
+        site: Site | None = None,
     ) -> None:
-        """Workers that were not heard of for `silence_sec` count as dead."""
+        """Workers that were not heard of for `silence_sec` count as dead. `site`: where this worker
+        is; None: that does not matter."""
+        self._site = site
         self._store = store
         self._enqueue = enqueue
         self._silence_sec = silence_sec
@@ -279,24 +284,37 @@ class Requeuer:
         self._waiting: set[str] = set()  # ids of jobs that no live worker may verify
         self._read_at = -FRESH_SEC
 
-    def requeue(self, job_id: str, serves: Serves) -> None:
-        """A worker that serves this took a message for a group of the job, and claimed nothing."""
+    def requeue(
+        self,
+        job_id: str,
+        serves: Serves | None,
+        stage: Stage = Stage.VERIFY,
+        left: bool = False,
+    ) -> None:
+        """A worker that serves this took a message for the job, and claimed nothing. `left`: it
+        leaves the job to a cheaper pool."""
         try:
             job = self._store.get_job(job_id)
         except JobNotFoundError:
             return
-        if serves.takes(Pinned.of(job)):
+        takes = serves is None or serves.takes(Pinned.of(job))
+        if takes and not left and self._is_placed(job):
             return
         with self._lock:
-            due = [work for work in self._due(job_id) if not self._is_waiting(job_id)]
+            due = [work for work in self._due(job_id, stage) if not self._is_waiting(job_id)]
             if due:
                 time.sleep(self._every_sec)
-                log.debug("requeued %s: it is of another numeric class or model", due[0])
+                log.debug("requeued %s: it is for other workers", due[0])
                 self._enqueue(due[0])
 
-    def _due(self, job_id: str) -> list[DueWork]:
-        """A group of the job that may be verified. It does not matter which: the claim decides."""
-        return [w for w in self._store.due(limit=1, job_id=job_id) if w.stage is Stage.VERIFY]
+    def _is_placed(self, job: JobRow) -> bool:
+        """Whether a worker here may have the job's rows."""
+        placement = PlacementSpec.model_validate(job.spec.get("placement") or {})
+        return self._site is None or placement.allows(self._site)
+
+    def _due(self, job_id: str, stage: Stage) -> list[DueWork]:
+        """A unit of the job at this stage. It does not matter which: the claim decides."""
+        return [w for w in self._store.due(limit=1, job_id=job_id) if w.stage is stage]
 
     def _is_waiting(self, job_id: str) -> bool:
         """Whether no live worker may verify the job: then the sweeper's messages are enough."""

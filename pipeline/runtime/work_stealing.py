@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -42,9 +42,12 @@ class WorkStealer:
         owner: str,
         interval_sec: float,
         serves: Callable[[], Serves | None] | None = None,
+        jobs: Callable[[], Collection[str] | None] = lambda: None,
     ) -> None:
         """`serves` returns the models this process verifies with, or None while these are unknown.
-        Without it the process may verify any job."""
+        Without it the process may verify any job. `jobs` returns those that are not left to cheaper
+        pools; None: any."""
+        self._jobs = jobs
         self._store = store
         self._lease_keeper = lease_keeper
         self._model = model
@@ -69,7 +72,7 @@ class WorkStealer:
         serves = None if self._serves is None else self._serves()
         if self._serves is not None and serves is None:
             return False
-        asked = self._store.ask_for_split(self._model, self._owner, serves)
+        asked = self._store.ask_for_split(self._model, self._owner, serves, self._jobs())
         if asked is not None:
             log.info("nothing to verify: asked for half of group %d of job %s", asked[1], asked[0])
         return asked is not None

@@ -53,12 +53,15 @@ def claim_next(
     """Claim the next group in fair-share order.
 
     If there is none, claim the group that the message names: its job may spell the model
-    differently, or the group is to be closed.
+    differently, or the group is to be closed. Jobs that are left to cheaper pools are skipped.
     """
     store, holder = context.store, (context.owner, context.lease_sec)
+    mine = context.placer.jobs() if context.placer is not None and serves is not None else None
     if context.only_job is not None and serves is None:  # else `serves` names the one job
         return store.claim_group(job_id, index, stage, *holder)
-    work = store.claim_next(stage, model, *holder, serves)
+    work = store.claim_next(stage, model, *holder, serves, mine)
+    if work is None and mine is not None and job_id not in mine:
+        return None
     return work or store.claim_group(job_id, index, stage, *holder, serves)
 
 

@@ -26,6 +26,7 @@ from specbatch.pipeline.runtime.device_time import Timing
 from specbatch.pipeline.runtime.last_used import LastUsed
 from specbatch.pipeline.runtime.leases import LeaseKeeper
 from specbatch.pipeline.runtime.outage import Outage
+from specbatch.pipeline.runtime.placer import Placer
 from specbatch.pipeline.runtime.sweeper import Requeuer
 from specbatch.pipeline.runtime.tokenizers import Tokenizers
 from specbatch.pipeline.stages.draft_models import DraftModels
@@ -38,6 +39,7 @@ from specbatch.pipeline.storage.objects import Objects
 from specbatch.pipeline.storage.workspace import name_of_attempt, put_own
 from specbatch.schemas.crash_points import CrashPoint, reach
 from specbatch.schemas.errors import UsageError
+from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import Artefact, DueWork, JobRow, Lease, Stage, StageTiming
 from specbatch.schemas.spec import JobSpec, spec_of
@@ -100,6 +102,7 @@ class StageContext:
     tracing: Tracing = UNTRACED
     anchoring: Anchoring | None = None  # anchors the logs of published jobs
     only_job: str | None = None  # take work of no other job
+    placer: Placer | None = None  # by price; None: jobs are left to nobody
     outage: Outage = field(default_factory=Outage)
     tells_lineage: bool = False  # ingest and publish note what OpenLineage is told
     hooks: Hooks = field(default_factory=Hooks)  # policies and scorers of other packages
@@ -138,6 +141,11 @@ class StageContext:
         ticks = sum(ticket.ticks.total for ticket in tickets)
         usd = usd_of(cost_units(ticks, self.price_microusd))
         return StageTiming(ticks / TICKS_PER_SEC, usd)
+
+    def pass_on(self, stage: Stage, job_id: str, serves: Serves | None = None) -> None:
+        """Nothing was claimed for a message: others may get it if this worker must not."""
+        left = self.placer is not None and serves is not None and self.placer.leaves(job_id)
+        self.requeuer.requeue(job_id, serves, stage, left)
 
     # --- work messages ----------------------------------------------------------------------
     # A lost message costs time only: the sweeper enqueues the unit again.

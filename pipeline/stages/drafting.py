@@ -122,7 +122,9 @@ class Drafting:
         The lease is in its name: a worker that lost the lease must not overwrite another's file.
         """
         most = spec.speculation.history_tokens
-        past = self._store.past_outputs(job.tenant, job.name, vocabulary, most, job.job_id)
+        past = self._store.past_outputs(
+            job.tenant, job.name, vocabulary, most, job.job_id, spec.placement
+        )
         history = History.build(past, most)
         if not len(history):
             return None

@@ -46,6 +46,7 @@ def ingest(context: StageContext, job_id: str) -> None:
     """Read and check the input until it ends, enough groups are open, or the job is stopped."""
     work = context.store.claim_job(job_id, Stage.INGEST, context.owner, context.lease_sec)
     if work is None:
+        context.pass_on(Stage.INGEST, job_id)
         return
     with attempt(context, work.lease) as held:
         job, spec = context.jobs.fresh(job_id)

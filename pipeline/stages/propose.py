@@ -30,6 +30,7 @@ def propose(context: StageContext, job_id: str, index: int) -> None:
     host = context.engines("propose")
     work = claim_next(context, Stage.PROPOSE, host.model.ref, job_id, index)
     if work is None:
+        context.pass_on(Stage.PROPOSE, job_id)
         return
     with attempt_on_device(context, work.lease, host) as (held, tickets):
         job, spec = context.jobs.of_group(work.lease.job_id)

@@ -53,6 +53,7 @@ def publish(context: StageContext, job_id: str) -> None:
     """Publish the job. Afterwards files that nobody needs any more are deleted."""
     work = context.store.claim_job(job_id, Stage.PUBLISH, context.owner, context.lease_sec)
     if work is None:
+        context.pass_on(Stage.PUBLISH, job_id)
         return
     published = False
     with attempt(context, work.lease) as held:

@@ -28,6 +28,7 @@ def record(context: StageContext, job_id: str, index: int) -> None:
     store, objects = context.store, context.objects
     work = store.claim_group(job_id, index, Stage.RECORD, context.owner, context.lease_sec)
     if work is None:
+        context.pass_on(Stage.RECORD, job_id)
         return
     begun = time.monotonic()
     with attempt(context, work.lease) as held:

@@ -37,6 +37,7 @@ from specbatch.schemas.messages import (
     HintMessage,
     RefillMessage,
 )
+from specbatch.schemas.placement import ANYWHERE
 from specbatch.schemas.records import JobRow, Stage, request_id_of
 from specbatch.schemas.spec import JobSpec, spec_of
 from specbatch.schemas.speculation import PRE_GENERATED
@@ -153,10 +154,11 @@ def refilled(
 ) -> AbstractContextManager[None]:
     """More of these requests' blocks may be asked for inside, where blocks were made at all.
 
-    Not of a job whose texts are not kept: the broker would see its tokens.
+    Not of a job whose texts are not kept, nor of one that is bound to regions: the broker and
+    proposers anywhere would see its tokens.
     """
     wanted = spec.speculation.depth != "shadow" and any(r.draft_ids for r in requests)
-    wanted = wanted and job.privacy.is_full
+    wanted = wanted and job.privacy.is_full and spec.placement == ANYWHERE
     if refills is None or spec.draft_model is None or not wanted:
         return nullcontext()
     return refills.allowed(group_index, spec.draft_model, requests)
@@ -202,7 +204,7 @@ class Refiller:
         spec = spec_of(job)
         prompts = self._store.prompts_of(message.job_id, message.group_index)
         over = job.state.is_final or job.cancel_requested
-        if over or prompts is None or not spec.may_propose:
+        if over or prompts is None or not spec.may_propose or spec.placement != ANYWHERE:
             return None
         read = self._readers.get(job.job_id, lambda: reader(self._objects, job, _FILES_KEPT))
         rows = read(prompts)

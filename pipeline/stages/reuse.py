@@ -138,7 +138,7 @@ def known_answers(
     for request_id, one in asked.items():
         alike[one.digest].append(request_id)
     try:
-        answers = store.answered(job.tenant, list(alike))
+        answers = store.answered(job.tenant, list(alike), spec.placement)
     except StoreError as error:
         log.warning("job %s: earlier answers cannot be read: %s", job.job_id, error)
         answers = {}

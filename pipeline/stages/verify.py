@@ -59,7 +59,7 @@ def verify(context: StageContext, job_id: str, index: int) -> None:
     serves = host.serves()
     work = claim_next(context, Stage.VERIFY, host.model.ref, job_id, index, serves)
     if work is None:
-        context.requeuer.requeue(job_id, serves)
+        context.pass_on(Stage.VERIFY, job_id, serves)
         return
     with attempt_on_device(context, work.lease, host) as (held, tickets):
         job, spec = _job_of(context, host, work)

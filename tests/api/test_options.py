@@ -48,7 +48,8 @@ VALUES: dict[str, Any] = {
     "keep_best": 1, "snapshot": 4, "since": 3, "table": "s3://bucket/answers",
     "reuse_outputs": True, "reuse_check": 0.5,
     "exactness": "fast", "group_size": 3, "name": "nightly", "tenant": "us", "priority": "high",
-    "deadline_sec": 5.0, "budget_usd": 1.0, "notify": ["ops"],
+    "deadline_sec": 5.0, "budget_usd": 1.0, "regions": ["eu", "us"],
+    "spot": False, "notify": ["ops"],
     "lineage_parent": "default/nightly.load/01939f2e-7c1e-7d0b-8a55-3c1b2f6f9f10",
     "delimiter": ";", "template": "Say {a}.", "template_kind": "jinja", "system": "Be {kind}.",
 }  # fmt: skip

@@ -27,9 +27,12 @@ from specbatch.schemas import crash_points
 from specbatch.schemas.crash_points import CrashPoint
 from specbatch.schemas.records import DueWork
 from specbatch.schemas.settings import Settings
+from specbatch.schemas.spec import JobSpec
+from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
 from support.databases import migrated
 
 LEASE_SEC = 60.0
+DEAD_SEC = LEASES_OF_SILENCE * LEASE_SEC + 1  # of silence, after which nobody lives
 PLAIN = Plan(0, (), group_size=4, writes_ahead=True)
 _MOST_ROUNDS = 300
 
@@ -82,11 +85,14 @@ class Shop:
 
     def submit(self, plan: Plan = PLAIN) -> str:
         """A new job of the plan's shape; its id."""
+        job, _ = make_client(self.settings, _silent, self.store).submit(self.spec(plan))
+        return job.job_id
+
+    def spec(self, plan: Plan) -> JobSpec:
+        """A new job's, with an output of its own."""
         self._jobs += 1
         output = str(self.folder / "outputs" / str(self._jobs))
-        spec = spec_of(plan, self.prompts, output, self.verifier, self.proposer, self.engine)
-        job, _ = make_client(self.settings, _silent, self.store).submit(spec)
-        return job.job_id
+        return spec_of(plan, self.prompts, output, self.verifier, self.proposer, self.engine)
 
     def drain(self, job_id: str, worker: Worker | None = None) -> None:
         """Do what is due until the job has ended; where nothing is, a lease has to run out."""

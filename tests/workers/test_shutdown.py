@@ -11,10 +11,11 @@ from typing import Any
 import psycopg
 import pytest
 from celery.signals import worker_shutting_down
+from celery.worker import state
 
 from specbatch.pipeline.runtime.outage import Outage
 from specbatch.workers.lifecycle import PATIENCE_SEC
-from specbatch.workers.shutdown import GracefulShutdown
+from specbatch.workers.shutdown import GracefulShutdown, LossNotice
 from support import demo
 from support.workers import command, wait_until, worker
 
@@ -54,11 +55,37 @@ def test_engines_stay_open_for_tasks_that_end_in_time_and_nobody_waits_for_the_r
     assert not engines.stopped.is_set()
 
 
+def test_after_a_notice_of_loss_nobody_waits_for_tasks(tmp_path: Path) -> None:
+    engines, notice = Engines(), tmp_path / "notice"
+    try:
+        with (
+            GracefulShutdown(a_worker(engines), patience_sec=3600.0),
+            LossNotice(str(notice), every_sec=0.01),
+        ):
+            notice.touch()
+            assert engines.stopped.wait(30)
+        assert state.should_stop == 0, "as after SIGTERM"
+    finally:
+        state.should_stop = None
+
+
+def test_without_a_notice_nothing_ends(tmp_path: Path) -> None:
+    engines = Engines()
+    for path in ("", str(tmp_path / "notice")):
+        with GracefulShutdown(a_worker(engines), patience_sec=3600.0), LossNotice(path):
+            pass
+    assert not engines.stopped.is_set()
+    assert state.should_stop is None
+
+
 @pytest.mark.long
+@pytest.mark.parametrize("by_notice", [False, True])
 def test_a_worker_in_the_middle_of_long_groups_ends_within_an_orchestrator_s_grace_period(
-    tmp_path: Path, redis_url: str, postgres_url: str
+    tmp_path: Path, redis_url: str, postgres_url: str, by_notice: bool
 ) -> None:
+    notice = tmp_path / "notice"
     environment = {
+        "SPECBATCH_LOSS_NOTICE_FILE": str(notice) if by_notice else "",
         "SPECBATCH_BROKER_URL": redis_url,
         "SPECBATCH_DATABASE_URL": postgres_url,
         "SPECBATCH_WORKSPACE": str(tmp_path / "workspace"),
@@ -83,8 +110,12 @@ def test_a_worker_in_the_middle_of_long_groups_ends_within_an_orchestrator_s_gra
         "all", "--verifier", str(demo.VERIFIER), environment=environment, cwd=tmp_path
     ) as one:
         wait_until("groups are held", lambda: count("groups WHERE lease_until > 0") > 3, [one])
-        one.process.send_signal(signal.SIGTERM)
+        if by_notice:
+            notice.touch()
+        else:
+            one.process.send_signal(signal.SIGTERM)
         assert one.process.wait(PATIENCE_SEC + 45) == 0
+        assert ("is about to be taken away" in one.text()) is by_notice
         assert "groups in hand are given back" in one.text()
     assert count("groups WHERE lease_until > 0") == 0
     assert count("groups WHERE stage = 'verify'") > 0

@@ -22,7 +22,7 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
                 "schedules",
                 "airflow",
             ),
-            *("dagster", "prefect", "lineage", "workers", "observing"),
+            *("dagster", "prefect", "lineage", "workers", "placement", "observing"),
             *(
                 "openai-batch",
                 "serve",

@@ -6,7 +6,7 @@ those that a budget of their tenant does not cover, which takes a few statements
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
@@ -26,7 +26,7 @@ from sqlalchemy import (
 
 from specbatch.pipeline.ledger import fair_share, rules
 from specbatch.pipeline.ledger.fair_share import Waiting
-from specbatch.pipeline.ledger.sql import budgets, leases, pinning
+from specbatch.pipeline.ledger.sql import budgets, leases, pinning, residency
 from specbatch.pipeline.ledger.sql.leases import Claimer
 from specbatch.pipeline.ledger.sql.transactions import Now, upsert
 from specbatch.schemas.numeric_class import Pinned
@@ -46,10 +46,11 @@ def claim_next(
     claimer: Claimer,
     model: str,
     weights: Mapping[str, float],
+    jobs: Collection[str] | None = None,
 ) -> GroupWork | None:
     """Claim the longest group of the next job; None when nothing can be claimed.
 
-    Raises `UnpinnedError` and `MovedError`.
+    `jobs`: of no other jobs than these. Raises `UnpinnedError` and `MovedError`.
     """
     serves, may_claim = claimer.serves, partial(leases.may_claim, now, claimer)
     if claimer.stage not in rules.CANCELLABLE:
@@ -57,7 +58,8 @@ def claim_next(
     rooms: Mapping[str, int | None] = {}
     for _ in range(_ROUNDS):
         waiting = _waiting(conn, now, claimer, model)
-        due = fair_share.by_turn(budgets.affordable(conn, now, waiting, may_claim))
+        wanted = waiting if jobs is None else [job for job in waiting if job.job_id in jobs]
+        due = fair_share.by_turn(budgets.affordable(conn, now, wanted, may_claim))
         if not due:
             return None
         tried = due[:_JOBS_TRIED]
@@ -128,7 +130,7 @@ def _waiting_query(now: Now, claimer: Claimer, model: str) -> Select[Any]:
         )
         .outerjoin(Tenant, Tenant.tenant == Job.tenant)
         .where(job_is_live(), named == model, ~Job.cancel_requested)
-        .where(*pinning.served(claimer.serves))
+        .where(*pinning.served(claimer.serves), *residency.placed(claimer.site))
     )
 
 

@@ -35,6 +35,7 @@ from specbatch.schemas.backlog import WORK, Backlog, PinnedJob, StageBacklog
 from specbatch.schemas.figures import SLOW_FALLS, SPEND, ScheduleRuns, StoreFigures
 from specbatch.schemas.job_figures import GroupFigures, RowFigures
 from specbatch.schemas.job_progress import JobProgress
+from specbatch.schemas.placement import Site
 from specbatch.schemas.presence import ProcessNow
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.records import (
@@ -335,9 +336,9 @@ def backlog(conn: Connection, now: Now) -> Backlog:
         stages=tuple(stages.get(stage, StageBacklog(stage)) for stage in WORK),
         jobs={state: states[state].jobs if state in states else 0 for state in _NOT_OVER},
         rows_failed=int(in_groups) + sum(int(row.rejected) for row in states.values()),
-        workers=tuple(time_mapper.worker_now(row, at) for row in conn.execute(_workers(now))),
+        workers=tuple(time_mapper.worker_now(row, at) for row in conn.execute(workers(now))),
         pinned=tuple(_pinned(conn)),
-        processes=tuple(_processes(conn, at)),
+        processes=tuple(processes(conn, at)),
         over_budget=over_budget,
     )
 
@@ -389,7 +390,7 @@ def _stage(row: Any, at: float) -> StageBacklog:
     return StageBacklog(Stage(row.stage), int(row.ready), int(row.leased), int(row.expired), waited)
 
 
-def _workers(now: Now) -> Any:
+def workers(now: Now) -> Any:
     held = (
         select(Group.lease_owner, func.count().label("leases"))
         .where(group_is_open(), Group.lease_until > now)
@@ -407,7 +408,7 @@ def _workers(now: Now) -> Any:
 # --- worker processes -----------------------------------------------------------------------
 
 
-def _processes(conn: Connection, at: float) -> Sequence[ProcessNow]:
+def processes(conn: Connection, at: float) -> Sequence[ProcessNow]:
     """All worker processes, by owner. `at` is the time now."""
     order = (WorkerProcess.owner, WorkerProcess.process_id)
     rows = conn.execute(select(*WorkerProcess.__table__.c).order_by(*order))
@@ -416,7 +417,8 @@ def _processes(conn: Connection, at: float) -> Sequence[ProcessNow]:
 
 def _process(row: Any, at: float) -> ProcessNow:
     process = presence.WorkerProcess(
-        row.process_id, row.owner, tuple(row.kinds.split(",")), row.verifier, row.proposer
+        *(row.process_id, row.owner, tuple(row.kinds.split(",")), row.verifier, row.proposer),
+        None if row.region is None else Site(row.region, row.is_spot),
     )
     return ProcessNow(process, at - row.started_at, at - row.heard_at, row.trouble)
 
@@ -433,6 +435,8 @@ def report_process(
             kinds=",".join(process.kinds),
             verifier=process.verifier,
             proposer=process.proposer,
+            region=process.site and process.site.region,
+            is_spot=process.site is not None and process.site.is_spot,
             started_at=now,
             **report,
         )

@@ -23,11 +23,13 @@ from sqlalchemy import (
 )
 
 from specbatch.pipeline.ledger import rules
+from specbatch.pipeline.ledger.sql import residency
 from specbatch.pipeline.ledger.sql.reading import BY_ROW
 from specbatch.pipeline.ledger.sql.transactions import Now, Transactions, upsert
 from specbatch.pipeline.policy.slow_fall import BLOCK_DAYS, BLOCKS, by_series, slow_fall
 from specbatch.schemas import mapper
 from specbatch.schemas.figures import SlowFalls
+from specbatch.schemas.placement import ANYWHERE, PlacementSpec
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.records import FINISHED
 from specbatch.schemas.speculation import (
@@ -254,6 +256,7 @@ def past_outputs(
     vocabulary: str,
     max_tokens: int,
     except_job: str,
+    placement: PlacementSpec = ANYWHERE,
 ) -> Iterator[PastOutput]:
     """Job by job, a page at a time: no long transaction, and nothing is read ahead."""
     jobs = (
@@ -264,6 +267,7 @@ def past_outputs(
             Job.privacy != PrivacyMode.HASH_ONLY.value,
             Job.purged_at.is_(None),
             Job.report[VOCABULARY].as_string() == vocabulary,
+            *residency.readable(placement),
         )
         .order_by(
             case((Job.name == job_name, 0), else_=1), Job.created_at.desc(), Job.job_id.desc()

@@ -22,7 +22,7 @@ from sqlalchemy import (
 
 from specbatch.pipeline.audit import entries
 from specbatch.pipeline.ledger import rules, split_rules
-from specbatch.pipeline.ledger.sql import audit_log, budgets, jobs, pinning, splitting
+from specbatch.pipeline.ledger.sql import audit_log, budgets, jobs, pinning, residency, splitting
 from specbatch.pipeline.ledger.sql.jobs import FREE
 from specbatch.pipeline.ledger.sql.splitting import is_held
 from specbatch.pipeline.ledger.sql.transactions import Now
@@ -30,6 +30,7 @@ from specbatch.schemas import mapper
 from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.masking import masked
 from specbatch.schemas.numeric_class import Serves
+from specbatch.schemas.placement import Site
 from specbatch.schemas.records import Beat, GroupWork, JobState, JobWork, Lease, Released, Stage
 from specbatch.schemas.tables import JOB_WORK, Group, Job, group_is_open
 
@@ -45,6 +46,7 @@ class Claimer:
     lease_sec: float
     max_attempts: int
     serves: Serves | None = None  # what it verifies with; None: groups are not told apart by that
+    site: Site | None = None  # where it is; None: nobody asks
 
     def values(self, table: type[Job] | type[Group], now: Now) -> dict[str, Any]:
         """What a claim writes to the unit's row."""
@@ -69,6 +71,7 @@ def claim_job(conn: Connection, now: Now, claimer: Claimer, job_id: str) -> JobW
     row = conn.execute(
         update(Job)
         .where(Job.job_id == job_id, *is_free(Job, stage, now), *allowed)
+        .where(*residency.placed(claimer.site))
         .values(**claimer.values(Job, now), **values)
         .returning(*Job.__table__.c)
     ).first()
@@ -121,6 +124,7 @@ def _claim(now: Now, claimer: Claimer, is_limited: bool = False) -> Executable:
     index: BindParameter[int] = bindparam("of_index")
     stage = claimer.stage
     allowed = [*may_claim(now, claimer), *pinning.job_is_served(job, claimer.serves)]
+    allowed += residency.job_is_placed(job, claimer.site)
     if stage in rules.CANCELLABLE:
         cancelled = select(Job.cancel_requested).where(Job.job_id == job).scalar_subquery()
         allowed.append(~cancelled)

@@ -31,6 +31,7 @@ from specbatch.schemas.encryption import Cipher
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.masking import mask_url
 from specbatch.schemas.patience import NOBODY, Asking, NoAnswerError, patiently
+from specbatch.schemas.placement import Site
 from specbatch.schemas.sql_roles import ROLES, granting
 
 log = logging.getLogger(__name__)
@@ -49,11 +50,12 @@ def open_store(
     cipher: Cipher | None = None,
     actor: str | None = None,
     lineage: bool = False,
+    site: Site | None = None,
 ) -> SqlStore:
     """A store ready for use; with `migrate`, its tables are made or brought up to date first.
 
     `weights` are the tenants' shares; `cipher` encrypts texts; `actor` is whom the audit log names;
-    `lineage`: jobs are told to OpenLineage.
+    `lineage`: jobs are told to OpenLineage; `site`: where the worker is that claims.
     """
     if migrate:
         upgrade(url)
@@ -65,6 +67,7 @@ def open_store(
         cipher=cipher,
         actor=actor,
         lineage=lineage,
+        site=site,
     )
 
 

@@ -9,10 +9,12 @@ from typing import Any
 from sqlalchemy import Connection, Row, Select, delete, exists, select, tuple_
 
 from specbatch.pipeline.audit.digests import content_digest
+from specbatch.pipeline.ledger.sql import residency
 from specbatch.pipeline.ledger.sql.audit_log import SPOILT, readable_record
 from specbatch.pipeline.ledger.sql.reading import MODELS_OF_JOB
 from specbatch.pipeline.ledger.sql.transactions import Now, upsert
 from specbatch.schemas.audit_tables import Audit
+from specbatch.schemas.placement import ANYWHERE, PlacementSpec
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.records import Answered, CompletionRecord
 from specbatch.schemas.tables import Completion, Job
@@ -42,12 +44,18 @@ def offer(
     conn.execute(adding.on_conflict_do_update(index_elements=keys, set_=found), rows)
 
 
-def answered(conn: Connection, tenant: str, requests: Sequence[bytes]) -> dict[bytes, Answered]:
+def answered(
+    conn: Connection,
+    tenant: str,
+    requests: Sequence[bytes],
+    placement: PlacementSpec = ANYWHERE,
+) -> dict[bytes, Answered]:
     """Of these requests, those that have an answer whose texts are kept in full."""
     found = {}
     for begin in range(0, len(requests), _AT_ONCE):
         try:
-            rows = conn.execute(_query(tenant, requests[begin : begin + _AT_ONCE])).all()
+            query = _query(tenant, requests[begin : begin + _AT_ONCE], placement)
+            rows = conn.execute(query).all()
         except SPOILT as error:
             log.error("earlier outputs cannot be read, so these are computed again: %s", error)
             continue
@@ -70,7 +78,7 @@ def _intact(row: Row[Any]) -> CompletionRecord | None:
     return None
 
 
-def _query(tenant: str, requests: Sequence[bytes]) -> Select[Any]:
+def _query(tenant: str, requests: Sequence[bytes], placement: PlacementSpec) -> Select[Any]:
     """Not of jobs in which an audit found a token that is not the verifier's."""
     disproved = exists().where(Audit.job_id == Table.job_id, Audit.differing > 0)
     of = (Completion.job_id, Completion.row_index, Completion.sample_index)
@@ -84,7 +92,7 @@ def _query(tenant: str, requests: Sequence[bytes]) -> Select[Any]:
         .join(Job, Job.job_id == Table.job_id)
         .where(Table.tenant == tenant, Table.request.in_(requests))
         .where(Job.purged_at.is_(None), Job.privacy == PrivacyMode.FULL.value)
-        .where(~disproved)
+        .where(~disproved, *residency.readable(placement))
     )
 
 

@@ -5,7 +5,7 @@ The caller has locked the job's row, so new groups are numbered one after anothe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from sqlalchemy import (
@@ -23,10 +23,11 @@ from sqlalchemy import (
 from sqlalchemy.orm import aliased
 
 from specbatch.pipeline.ledger import rules, split_rules
-from specbatch.pipeline.ledger.sql import budgets, jobs, pinning
+from specbatch.pipeline.ledger.sql import budgets, jobs, pinning, residency
 from specbatch.pipeline.ledger.sql.jobs import FREE
 from specbatch.pipeline.ledger.sql.transactions import Now
 from specbatch.schemas.numeric_class import Serves
+from specbatch.schemas.placement import Site
 from specbatch.schemas.records import FIRST_SPLIT_INDEX, Lease, Stage
 from specbatch.schemas.tables import Group, Job, group_is_open
 
@@ -163,7 +164,13 @@ def is_held(lease: Lease) -> list[ColumnElement[bool]]:
 
 
 def ask_for_split(
-    conn: Connection, now: Now, model: str, owner: str, serves: Serves | None = None
+    conn: Connection,
+    now: Now,
+    model: str,
+    owner: str,
+    serves: Serves | None = None,
+    site: Site | None = None,
+    jobs: Collection[str] | None = None,
 ) -> tuple[str, int] | None:
     """Mark the group that an idle verifier would like half of. It must be able to verify it."""
     due, of_due = aliased(Group), aliased(Job)
@@ -172,7 +179,8 @@ def ask_for_split(
         exists()
         .where(due.stage == Stage.VERIFY.value, due.lease_until <= now)
         .where(of_due.job_id == due.job_id, of_due.verifier == model)
-        .where(*pinning.served(serves, of_due))
+        .where(*pinning.served(serves, of_due), *residency.placed(site, of_due))
+        .where(true() if jobs is None else of_due.job_id.in_(jobs))
         .where(of_due.job_id.not_in(held_back) if held_back else true())
     )
     drafted = aliased(Group)
@@ -192,6 +200,8 @@ def ask_for_split(
             Job.stage == Stage.RUN.value,
             Job.verifier == model,
             *pinning.served(serves),
+            *residency.placed(site),
+            true() if jobs is None else Job.job_id.in_(jobs),
             ~Job.cancel_requested,
             ~anything_due,
             ~still_drafting,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import getpass
 import os
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
@@ -22,6 +22,7 @@ from specbatch.pipeline.ledger.sql import (
     leases,
     notifications,
     pinning,
+    placing,
     purging,
     reading,
     registry,
@@ -46,6 +47,7 @@ from specbatch.pipeline.ledger.sql.transactions import RETRY_SEC, Now, Transacti
 from specbatch.schemas.encryption import Cipher
 from specbatch.schemas.fingerprint import Models
 from specbatch.schemas.numeric_class import Change, Serves
+from specbatch.schemas.placement import Site
 from specbatch.schemas.records import GroupWork, JobRow, JobWork, Lease, NewJob, Released, Stage
 
 P = ParamSpec("P")
@@ -117,16 +119,19 @@ class SqlStore:
         cipher: Cipher | None = None,
         actor: str | None = None,
         lineage: bool = False,
+        site: Site | None = None,
     ) -> None:
         """`weights` are the tenants' shares, 1 where none is given.
 
         `cipher` encrypts texts; without one they are not encrypted, and encrypted ones cannot be
         read. `actor` is whom the audit log names; None: the user and the machine. `lineage`: starts
-        and ends of jobs are queued for OpenLineage.
+        and ends of jobs are queued for OpenLineage. `site`: where this worker is; it claims nothing
+        of jobs that may not be worked on there. None: that does not matter.
         """
         self._weights = dict(weights or {})
         self._db = Transactions(url, clock, retry_sec, actor or whoami(), cipher, lineage)
         self._max_attempts = max_attempts
+        self._site = site
 
     def __repr__(self) -> str:
         return f"SqlStore({self._db.shown_url})"
@@ -187,7 +192,6 @@ class SqlStore:
     heartbeat = _writes(leases.heartbeat)
     cancel_group = _writes(sql_groups.cancel)
     split_group = _writes(splitting.split_group)
-    ask_for_split = _writes(splitting.ask_for_split)
     due = _reads_now(sweeping.due)
     holders = _reads_now(leases.holders)
     holders_of = _reads_now(leases.holders_of)
@@ -196,13 +200,19 @@ class SqlStore:
     _claim_job = _writes(leases.claim_job)
     _claim_group = _writes(leases.claim_group)
     _claim_next = _writes(sql_claim_next.claim_next)
+    _ask_for_split = _writes(splitting.ask_for_split)
     _close_group = _writes(leases.close_group)
     _closable = _reads_now(sweeping.closable)
     _pin = _writes(pinning.pin)
     _release = _writes(leases.release)
 
     def claim_job(self, job_id: str, stage: Stage, owner: str, lease_sec: float) -> JobWork | None:
-        return self._claim_job(Claimer(stage, owner, lease_sec, self._max_attempts), job_id)
+        return self._claim_job(self._claimer(stage, owner, lease_sec), job_id)
+
+    def _claimer(
+        self, stage: Stage, owner: str, lease_sec: float, serves: Serves | None = None
+    ) -> Claimer:
+        return Claimer(stage, owner, lease_sec, self._max_attempts, serves, self._site)
 
     def claim_group(
         self,
@@ -213,7 +223,7 @@ class SqlStore:
         lease_sec: float,
         serves: Serves | None = None,
     ) -> GroupWork | None:
-        claimer = Claimer(stage, owner, lease_sec, self._max_attempts, serves)
+        claimer = self._claimer(stage, owner, lease_sec, serves)
         return self._pinning(claimer, lambda: self._claim_group(claimer, job_id, index))
 
     def claim_next(
@@ -223,9 +233,19 @@ class SqlStore:
         owner: str,
         lease_sec: float,
         serves: Serves | None = None,
+        jobs: Collection[str] | None = None,
     ) -> GroupWork | None:
-        claimer = Claimer(stage, owner, lease_sec, self._max_attempts, serves)
-        return self._pinning(claimer, lambda: self._claim_next(claimer, model, self._weights))
+        claimer = self._claimer(stage, owner, lease_sec, serves)
+        return self._pinning(claimer, lambda: self._claim_next(claimer, model, self._weights, jobs))
+
+    def ask_for_split(
+        self,
+        model: str,
+        owner: str,
+        serves: Serves | None = None,
+        jobs: Collection[str] | None = None,
+    ) -> tuple[str, int] | None:
+        return self._ask_for_split(model, owner, serves, self._site, jobs)
 
     def _pinning(self, claimer: Claimer, claim: Callable[[], GroupWork | None]) -> GroupWork | None:
         """Claim, after the job has pinned a class that the owner serves."""
@@ -331,6 +351,10 @@ class SqlStore:
     def end_silent_sessions(self, patience_sec: float) -> list[str]:
         found = self._silent_sessions(patience_sec)
         return sorted(i for i in found if self._end_silent(i, patience_sec))
+
+    # --- placement by price -----------------------------------------------------------------
+    alive = _reads_now(placing.alive)
+    open_jobs = _reads(placing.open_jobs)
 
     # --- worker processes and schedules -----------------------------------------------------
     report_process = _writes(sql_figures.report_process)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from specbatch.schemas.placement import DEFAULT_POOL
 from specbatch.schemas.timekeeping import Device, usd_of
 from specbatch.schemas.usage import PRICE_NAMES
 
@@ -47,10 +48,11 @@ def priced(
     book: Mapping[str, float],
     otherwise_usd: float,
     devices: int = 1,
+    pool: str = DEFAULT_POOL,
 ) -> Device:
     """So many alike devices that work as one, with their price together.
 
     `book` has dollars per hour by kind/region/tenure.
     """
     usd = book.get(f"{kind}/{region}/{tenure}", otherwise_usd)
-    return Device(kind, region, tenure, devices * price_microusd(usd))
+    return Device(kind, region, tenure, devices * price_microusd(usd), pool)
