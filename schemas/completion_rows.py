@@ -6,7 +6,7 @@ the others imply is stored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -142,6 +142,15 @@ def provenance_fields(row: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "provenance": Provenance(*passes),
         "ticks": Ticks(*(row[column] for column in _TICKS.values())),
+    }
+
+
+def provenance_columns(columns: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+    """The same of many rows: the two fields of each."""
+    passes = ([tuple(value or ()) for value in columns[name]] for name in PASSES)
+    return {
+        "provenance": list(map(Provenance, *passes)),
+        "ticks": list(map(Ticks, *(columns[column] for column in _TICKS.values()))),
     }
 
 

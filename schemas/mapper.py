@@ -54,10 +54,15 @@ DETAILS = ("origins", "proposed_at_depth", "accepted_at_depth", *PASSES)
 
 def as_float32(values: Iterable[float]) -> tuple[float, ...]:
     """The values rounded to single precision, as every store keeps them; infinities become NaN."""
+    return tuple(float32_array(values))
+
+
+def float32_array(values: Iterable[float]) -> array[float]:
+    """The same as an array of four bytes each."""
     rounded = array("f", values)
     if math.isfinite(sum(rounded)):  # of single numbers in double precision: then all of them are
-        return tuple(rounded)
-    return tuple(v if math.isfinite(v) else math.nan for v in rounded)
+        return rounded
+    return array("f", (v if math.isfinite(v) else math.nan for v in rounded))
 
 
 def as_kept(record: CompletionRecord) -> CompletionRecord:

@@ -45,8 +45,16 @@ class Ticks:
     overhead: int = 0
 
     @property
+    def in_order(self) -> tuple[int, ...]:
+        """By kind. Written out: `fields` takes ten times as long, and every record asks twice."""
+        return (
+            *(self.prefill, self.verify, self.draft),
+            *(self.rejected, self.padding, self.overhead),
+        )
+
+    @property
     def total(self) -> int:
-        return sum(getattr(self, field.name) for field in fields(self))
+        return sum(self.in_order)
 
     def __add__(self, other: Ticks) -> Ticks:
         names = [field.name for field in fields(self)]

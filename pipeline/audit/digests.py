@@ -12,14 +12,13 @@ import math
 import struct
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from itertools import chain
 from operator import attrgetter
 from typing import Any
 
-from specbatch.schemas.mapper import as_float32
+from specbatch.schemas.mapper import float32_array
 from specbatch.schemas.provenance import Ticks
 from specbatch.schemas.records import CompletionRecord, RejectedRow, TopLogprobs
 
@@ -68,23 +67,25 @@ def _double(value: float) -> bytes:
     return b"d" + struct.pack("<d", value + 0.0 if value == value else math.nan)
 
 
-def _array(tag: str, values: Iterable[float]) -> bytes:
-    numbers = array(tag, values)
+def _array(numbers: array[Any]) -> bytes:
     if sys.byteorder == "big":
         numbers.byteswap()
-    return _tagged(tag.encode(), numbers.tobytes())
+    return _tagged(numbers.typecode.encode(), numbers.tobytes())
 
 
-def _small_integers(values: Iterable[int]) -> bytes:
-    return _array("i", values)
+_NO_SMALL_INTEGERS, _NO_INTEGERS = _array(array("i")), _array(array("q"))
 
 
-def _integers(values: Iterable[int]) -> bytes:
-    return _array("q", values)
+def _small_integers(values: Sequence[int]) -> bytes:
+    return _array(array("i", values)) if values else _NO_SMALL_INTEGERS
+
+
+def _integers(values: Sequence[int]) -> bytes:
+    return _array(array("q", values)) if values else _NO_INTEGERS
 
 
 def _floats(values: Iterable[float]) -> bytes:
-    return _array("f", as_float32(values))
+    return _array(float32_array(values))
 
 
 def _texts(values: Iterable[str]) -> bytes:
@@ -94,13 +95,13 @@ def _texts(values: Iterable[str]) -> bytes:
 def _most_likely(tops: tuple[TopLogprobs, ...] | None) -> bytes:
     if tops is None:
         return b"-"
-    ids = chain.from_iterable(ids for ids, _ in tops)
-    values = chain.from_iterable(values for _, values in tops)
+    ids = tuple(chain.from_iterable(ids for ids, _ in tops))
+    values = tuple(chain.from_iterable(values for _, values in tops))
     return b"m" + _small_integers(ids) + _floats(values)
 
 
 def _ticks(ticks: Ticks) -> bytes:
-    return _integers(getattr(ticks, field.name) for field in fields(ticks))
+    return _integers(ticks.in_order)
 
 
 Encode = Callable[[Any], bytes]

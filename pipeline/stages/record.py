@@ -12,12 +12,7 @@ from specbatch.pipeline.stages.moderation import policy_report
 from specbatch.pipeline.stages.results import recorded_as
 from specbatch.pipeline.stages.reuse import offer_answers, reuse_report
 from specbatch.pipeline.stages.scoring import score_report
-from specbatch.pipeline.storage.artefacts import (
-    read_measured,
-    read_results,
-    read_reuse,
-    read_rulings,
-)
+from specbatch.pipeline.storage.artefacts import read_results
 from specbatch.pipeline.storage.prompts import rows_of
 from specbatch.pipeline.storage.workspace import read_own
 from specbatch.schemas.records import Stage, StageTiming
@@ -38,13 +33,11 @@ def record(context: StageContext, job_id: str, index: int) -> None:
         spans.begun(held.span, Stage.RECORD, job, work)
         rows = rows_of(objects, job, work.where)
         mine = {row.row_index for row in rows}  # groups that were split off share the file
-        results = read_own(objects, job, work.results)
-        records = [record for record in read_results(results) if record.row_index in mine]
-        rulings = read_rulings(results)
-        done, kept = recorded_as(context, job, spec, rows, records, rulings)
-        notes = read_reuse(results)
-        measured = read_measured(results, mine)
-        report = group_report(records) | measured | reuse_report(notes, records)
+        results = read_results(read_own(objects, job, work.results))
+        records = [record for record in results.records if record.row_index in mine]
+        done, kept = recorded_as(context, job, spec, rows, records, results.rulings)
+        report = group_report(records) | dict(results.measured(mine))
+        report |= reuse_report(results.reuse, records)
         report |= policy_report(done) | score_report(done, rows, spec)
         report |= quarantine_report(done, spec)
         with held.usage.last_write():
@@ -53,4 +46,4 @@ def record(context: StageContext, job_id: str, index: int) -> None:
         spans.recorded(held.span, job, records, begun_ns)
         if due is not None:
             context.enqueue_unit(job, due, None)
-        offer_answers(store, job, notes, done)
+        offer_answers(store, job, results.reuse, done)

@@ -27,7 +27,6 @@ from specbatch.pipeline.stages.texts import with_text
 from specbatch.pipeline.storage.artefacts import (
     Rulings,
     read_results,
-    read_rulings,
     write_results,
 )
 from specbatch.pipeline.storage.objects import Objects
@@ -144,9 +143,9 @@ class _Files:
         found: dict[Place, CompletionRecord] = {}
         rulings: Rulings = {}
         for artefact in (*self._kept[index], *((results,) if results else ())):
-            data = read_own(self._objects, self._job, artefact)
-            rulings = {**read_rulings(data), **rulings}
-            for record in read_results(data):
+            file = read_results(read_own(self._objects, self._job, artefact))
+            rulings = {**file.rulings, **rulings}
+            for record in file.records:
                 if record.row_index in mine:
                     found.setdefault((record.row_index, record.sample_index), record)
         records = [record for _, record in sorted(found.items())]

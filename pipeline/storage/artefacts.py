@@ -1,4 +1,4 @@
-"""A group's bulk files as Arrow IPC bytes (zstd): prompts, drafts, results.
+"""A group's bulk files as Arrow IPC bytes (lz4; earlier versions: zstd): prompts, drafts, results.
 
 Equal content gives equal bytes, so an artefact can be named by its hash and a retry overwrites a
 file with itself. Bytes that are not such a file raise `ObjectError`.
@@ -29,6 +29,7 @@ from specbatch.schemas.records import (
 # Beside the results.
 _MEASURED, _REUSE, _RULINGS, _SCORES = b"measured", b"reuse", b"rulings", b"scores"
 Rulings = Mapping[Place, Sequence[Ruled]]  # of policies
+Columns = dict[str, list[Any]]  # of a file, by name
 _PROPOSER = b"proposer"  # beside the drafts, which are all its own
 _SEQUENCES = ("token_ids", "origins", "logprobs", "proposed_at_depth", "accepted_at_depth")
 
@@ -105,10 +106,12 @@ def write_drafts(drafts: Sequence[DraftBlock]) -> bytes:
 
 
 def read_drafts(data: bytes) -> list[DraftBlock]:
-    proposer = (_beside(data, _PROPOSER) or b"").decode()
+    columns, beside = _columns(arrow.DRAFTS, data)
+    proposer = beside.get(_PROPOSER, b"").decode()
+    columns["token_ids"] = list(map(tuple, columns["token_ids"]))
     return [
-        DraftBlock(**item | {"token_ids": tuple(item["token_ids"]), "proposer": proposer})
-        for item in _read(arrow.DRAFTS, data)
+        DraftBlock(**dict(zip(columns, values, strict=True)), proposer=proposer)
+        for values in zip(*columns.values(), strict=True)
     ]
 
 
@@ -126,7 +129,6 @@ def write_results(
     columns |= {name: [getattr(record, name) for record in records] for name in own}
     columns["finish_reason"] = [record.finish_reason.value for record in records]
     columns["recheck"] = [_recheck(record.recheck) for record in records]
-    columns["origins"] = [[int(origin) for origin in record.origins] for record in records]
     columns["top_logprobs"] = [_structs(record.top_logprobs) for record in records]
     beside = {_MEASURED: orjson.dumps(dict(measured))} if measured else {}
     if reuse != NO_NOTES:
@@ -142,54 +144,50 @@ def write_results(
     return _write(schema, columns, beside or None)
 
 
-def read_results(data: bytes) -> list[CompletionRecord]:
-    found = _beside(data, _SCORES)
-    scores = {(row, sample): score for row, sample, score in orjson.loads(found or b"[]")}
+@dataclass(frozen=True, slots=True)
+class ResultsFile:
+    """What `write_results` was given, of one reading of its bytes."""
+
+    records: Sequence[CompletionRecord]
+    reuse: ReuseNotes
+    rulings: Rulings
+    _measured: Mapping[str, float]  # empty in files of earlier versions
+
+    def measured(self, rows: Container[int]) -> Mapping[str, float]:
+        """The figures, which count once where groups share the file: for the one whose `rows` have
+        the first record."""
+        is_theirs = bool(self.records) and self.records[0].row_index in rows
+        return self._measured if is_theirs else {}
+
+
+def read_results(data: bytes) -> ResultsFile:
+    columns, beside = _columns(arrow.RESULTS, data, arrow.LATER_RESULTS)
+    measured = orjson.loads(beside.get(_MEASURED, b"{}"))
+    reuse = orjson.loads(beside.get(_REUSE, b"{}"))
+    rulings = orjson.loads(beside.get(_RULINGS, b"[]"))
+    return ResultsFile(
+        _records(columns, orjson.loads(beside.get(_SCORES, b"[]"))),
+        ReuseNotes(**reuse),
+        {(row, sample): [_ruled(**one) for one in ruled] for row, sample, ruled in rulings},
+        {name: float(n) for name, n in measured.items()},
+    )
+
+
+def _records(columns: Columns, scores: Iterable[tuple[int, int, float]]) -> list[CompletionRecord]:
+    """Made column by column, for a record has fifty of them."""
+    by_place = {(row, sample): score for row, sample, score in scores}
+    places = zip(columns["row_index"], columns["sample_index"], strict=True)
+    of = {name: columns[name] for name in columns if name not in completion_rows.PROVENANCE}
+    of |= {name: list(map(tuple, columns[name])) for name in _SEQUENCES}
+    of |= completion_rows.provenance_columns(columns)
+    of["finish_reason"] = list(map(FinishReason, columns["finish_reason"]))
+    of["recheck"] = [Recheck(**found) for found in columns["recheck"]]
+    of["top_logprobs"] = list(map(_pairs, columns["top_logprobs"]))
+    of["score"] = list(map(by_place.get, places))
     return [
-        CompletionRecord(
-            **{
-                name: value
-                for name, value in item.items()
-                if name not in completion_rows.PROVENANCE
-            }
-            | {name: tuple(item[name]) for name in _SEQUENCES}
-            | completion_rows.provenance_fields(item)
-            | {"finish_reason": FinishReason(item["finish_reason"])}
-            | {"recheck": Recheck(**item["recheck"])}
-            | {"top_logprobs": _pairs(item["top_logprobs"])}
-            | {"score": scores.get((item["row_index"], item["sample_index"]))}
-        )
-        for item in _read(arrow.RESULTS, data, arrow.LATER_RESULTS)
+        CompletionRecord(**dict(zip(of, values, strict=True)))
+        for values in zip(*of.values(), strict=True)
     ]
-
-
-def read_measured(data: bytes, rows: Container[int]) -> dict[str, float]:
-    """The `measured` of `write_results`; empty in files of earlier versions.
-
-    It counts once where groups share the file: for the one whose `rows` have the first record.
-    """
-    found = _beside(data, _MEASURED)
-    with _opened(data) as reader:
-        in_file = reader.get_batch(0).column("row_index")
-        is_theirs = len(in_file) > 0 and in_file[0].as_py() in rows
-    if found is None or not is_theirs:
-        return {}
-    return {name: float(n) for name, n in orjson.loads(found).items()}
-
-
-def read_reuse(data: bytes) -> ReuseNotes:
-    """The `reuse` of `write_results`."""
-    found = _beside(data, _REUSE)
-    return NO_NOTES if found is None else ReuseNotes(**orjson.loads(found))
-
-
-def read_rulings(data: bytes) -> Rulings:
-    """The `rulings` of `write_results`."""
-    found = _beside(data, _RULINGS)
-    return {
-        (row, sample): [_ruled(**one) for one in ruled]
-        for row, sample, ruled in (orjson.loads(found) if found else ())
-    }
 
 
 def _ruled(verdict: Mapping[str, Any], **others: Any) -> Ruled:
@@ -219,17 +217,28 @@ def _write(
     """`beside` goes with the batch, not into the schema: older versions can read the file."""
     arrays = [pa.array(columns[field.name], type=field.type) for field in schema]
     sink = pa.BufferOutputStream()
-    # One thread, because the order of compressed buffers must not depend on the machine.
-    options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
+    # One thread, because the order of compressed buffers must not depend on the machine. lz4 takes
+    # a third of the processor time of zstd, for a fifth more bytes.
+    options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
     with pa.ipc.new_file(sink, schema, options=options) as writer:
         writer.write_batch(pa.RecordBatch.from_arrays(arrays, schema=schema), beside)
     return bytes(sink.getvalue())
 
 
-def _read(schema: pa.Schema, data: bytes, later: Sequence[str] = ()) -> Iterable[dict[str, Any]]:
-    """The rows of a file. `later`: last columns that files of earlier versions lack."""
+def _read(schema: pa.Schema, data: bytes) -> Iterator[dict[str, Any]]:
+    """The rows of a file."""
+    columns, _ = _columns(schema, data)
+    return (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+
+
+def _columns(
+    schema: pa.Schema, data: bytes, later: Sequence[str] = ()
+) -> tuple[Columns, Mapping[bytes, bytes]]:
+    """The columns of a file, and what lies beside them. `later`: last columns that files of earlier
+    versions lack."""
     with _opened(data) as reader:
-        table = reader.read_all()
+        batch, beside = reader.get_batch_with_custom_metadata(0)
+    table = pa.Table.from_batches([batch])
     for name in later:
         if name not in table.column_names:
             kind = schema.field(name)
@@ -239,20 +248,15 @@ def _read(schema: pa.Schema, data: bytes, later: Sequence[str] = ()) -> Iterable
             "an artefact has a layout of another version of specbatch; "
             "finish the job with the version that started it"
         )
-    rows: list[dict[str, Any]] = table.to_pylist()
-    return rows
-
-
-def _beside(data: bytes, name: bytes) -> bytes | None:
-    with _opened(data) as reader:
-        found = reader.get_batch_with_custom_metadata(0).custom_metadata
-    return None if found is None else found.get(name)
+    return table.to_pydict(), beside or {}
 
 
 @contextmanager
 def _opened(data: bytes) -> Iterator[Any]:
+    # A file is small: handing its buffers to other threads takes as long as unpacking them.
+    options = pa.ipc.IpcReadOptions(use_threads=False)
     try:
-        with pa.ipc.open_file(pa.BufferReader(data)) as reader:
+        with pa.ipc.open_file(pa.BufferReader(data), options=options) as reader:
             yield reader
     except (pa.ArrowException, OSError) as error:
         raise ObjectError("an artefact is not an Arrow file; the workspace was damaged") from error

@@ -67,7 +67,7 @@ def test_drafts_come_back_as_written() -> None:
 
 
 def test_results_come_back_as_written() -> None:
-    assert read_results(write_results(RESULTS)) == RESULTS
+    assert read_results(write_results(RESULTS)).records == RESULTS
 
 
 def test_equal_content_gives_equal_bytes() -> None:

@@ -21,9 +21,7 @@ from specbatch.pipeline.stages.reuse import (
 )
 from specbatch.pipeline.storage.artefacts import (
     ReuseNotes,
-    read_measured,
     read_results,
-    read_reuse,
     write_results,
 )
 from specbatch.schemas.numeric_class import UNKNOWN
@@ -188,7 +186,7 @@ def test_halves_of_a_group_report_what_the_whole_does(job: JobRow) -> None:
     store.close()
     done = reuse.with_copies(computed(row) for row in (2, 3, 4))
     records = [completion(int(c.request_id.split("/")[1]), reused_from=c.reused_from) for c in done]
-    notes = read_reuse(write_results(records, {}, reuse.notes(done, records)))
+    notes = read_results(write_results(records, {}, reuse.notes(done, records))).reuse
     assert notes == reuse.notes(done, records)
     whole = reuse_report(notes, records)
     assert whole == {"reused": 2.0, "reused_tokens": 6.0, "reuse_saved_usd": 1.0}
@@ -201,11 +199,11 @@ def test_halves_of_a_group_report_what_the_whole_does(job: JobRow) -> None:
 
 def test_what_was_measured_counts_once_where_halves_share_the_file() -> None:
     data = write_results([completion(5), completion(3), completion(4)], {"taken": 1.5})
-    halves = [read_measured(data, rows) for rows in ({3, 4}, {5}, {9})]
+    halves = [read_results(data).measured(rows) for rows in ({3, 4}, {5}, {9})]
     assert halves == [{}, {"taken": 1.5}, {}]
-    assert read_measured(data, {3, 4, 5}) == {"taken": 1.5}
-    assert read_measured(write_results([completion(1)]), {1}) == {}
-    assert read_measured(write_results([], {"taken": 1.5}), {1}) == {}
+    assert read_results(data).measured({3, 4, 5}) == {"taken": 1.5}
+    assert read_results(write_results([completion(1)])).measured({1}) == {}
+    assert read_results(write_results([], {"taken": 1.5})).measured({1}) == {}
 
 
 def test_results_without_copies_are_as_earlier_versions_read_them() -> None:
@@ -214,5 +212,7 @@ def test_results_without_copies_are_as_earlier_versions_read_them() -> None:
         data = write_results([replace(r, receipt=None) for r in records])
         with pa.ipc.open_file(data) as file:
             assert ("reused_from" in file.schema.names) is has_column
-        assert [r.reused_from for r in read_results(data)] == [r.reused_from for r in records]
-    assert read_reuse(data) == ReuseNotes()
+        assert [r.reused_from for r in read_results(data).records] == [
+            r.reused_from for r in records
+        ]
+    assert read_results(data).reuse == ReuseNotes()

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    Executable,
     Select,
     and_,
     case,
@@ -210,21 +212,27 @@ def book(conn: Connection, at: float, tenant: str, records: Iterable[CompletionR
     computed = [record for record in records if record.reused_from is None]
     if not computed:
         return
-    added = upsert(conn.dialect.name, TenantSpending).values(
-        tenant=tenant,
-        day=int(at // budget_rules.DAY_SEC),
-        tokens=sum(record.prompt_tokens + len(record.token_ids) for record in computed),
-        usd=sum(record.cost_usd for record in computed),
+    values = {
+        "tenant": tenant,
+        "day": int(at // budget_rules.DAY_SEC),
+        "tokens": sum(record.prompt_tokens + len(record.token_ids) for record in computed),
+        "usd": sum(record.cost_usd for record in computed),
+    }
+    conn.execute(_booking(conn.dialect.name), values)
+
+
+@lru_cache(maxsize=2)
+def _booking(dialect: str) -> Executable:
+    """Cached: every commit has it."""
+    added = upsert(dialect, TenantSpending)
+    made: Executable = added.on_conflict_do_update(
+        index_elements=[TenantSpending.tenant, TenantSpending.day],
+        set_={
+            "tokens": TenantSpending.tokens + added.excluded.tokens,
+            "usd": TenantSpending.usd + added.excluded.usd,
+        },
     )
-    conn.execute(
-        added.on_conflict_do_update(
-            index_elements=[TenantSpending.tenant, TenantSpending.day],
-            set_={
-                "tokens": TenantSpending.tokens + added.excluded.tokens,
-                "usd": TenantSpending.usd + added.excluded.usd,
-            },
-        )
-    )
+    return made
 
 
 # --- what they hold back --------------------------------------------------------------------
