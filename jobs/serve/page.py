@@ -275,7 +275,7 @@ class Pages:
         than it knows."""
         asks = asked.request.query_params
         store, tenant = self.service.store, asked.tenant
-        rows = [store.tenant_job(tenant, job_id) for job_id in asks.getlist("id")[:MOST_JOBS]]
+        rows = [self.views.some_job(tenant, one) for one in asks.getlist("id")[:MOST_JOBS]]
         lines = self.views.lines([row for row in rows if row is not None])
         newest = store.tenant_jobs(tenant, Page(1)) if "newest" in asks else []
         return JSONResponse(
@@ -370,7 +370,7 @@ def _query(**values: str | None) -> str:
 
 def _after(request: Request) -> str | None:
     given = request.query_params.get("after")
-    return given if given and len(given) <= 64 else None
+    return given if given and len(given) <= 64 and "\0" not in given else None
 
 
 def _next(path: str) -> str:
