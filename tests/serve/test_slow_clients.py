@@ -106,7 +106,8 @@ def test_a_client_that_uploads_keeps_its_place(made: Made) -> None:
     )
     head = (
         f"POST /v1/files HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {key}\r\n"
-        f"Connection: close\r\nContent-Type: multipart/form-data; boundary=b\r\nContent-Length: {len(body)}\r\n\r\n"
+        f"Connection: close\r\nContent-Length: {len(body)}\r\n"
+        "Content-Type: multipart/form-data; boundary=b\r\n\r\n"
     )
     uploads = made.service.file_store.uploads
     with listening(made.service, Small) as port, ExitStack() as stack:
