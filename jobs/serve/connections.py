@@ -38,7 +38,7 @@ class Guarded(H11Protocol):
         self._stalled: TimerHandle | None = None
 
     # --- called by asyncio and uvicorn ------------------------------------------------------
-    def connection_made(self, transport: BaseTransport) -> None:  # type: ignore[override]  # uvicorn's is narrower
+    def connection_made(self, transport: BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]  # of a socket, it is one
         self._watch()
         self._make_room()
