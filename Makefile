@@ -12,7 +12,7 @@ export PIP_ROOT_USER_ACTION := ignore
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo docs docs-serve check test test-integrations test-serve test-vllm test-long lint types format
-.PHONY: bench-overhead bench-eta bench-savings bench-scale bench-drain bench-ledger bench-report
+.PHONY: bench-overhead bench-eta bench-savings bench-scale bench-drain bench-ledger bench-report bench-serve
 .PHONY: bench-bad-candidates bench-collapse bench-nights bench-slow-falls bench-depth bench-engine bench-kernels bench-memory bench-gpu bench-vllm bench-vllm-nights bench-exactness bench-acceptance bench-trees bench-grammars clean distclean wheel
 
 help: ## this list
@@ -118,6 +118,9 @@ bench-drain: $(VENV)/.dev ## a million rows through all stages but the model: se
 
 bench-report: $(VENV)/.dev ## the report of a job of 100,000 rows: seconds to make, bytes, and how soon a browser opens it; takes ARGS
 	@PYTHONPATH=tests $(BIN)/python -m specbatch.benchmarks.job_report $(ARGS)
+
+bench-serve: $(VENV)/.dev ## 200 clients at `specbatch serve`: errors, p99, memory, limits, a job's slowdown; takes ARGS
+	@PYTHONPATH=tests $(BIN)/python -m specbatch.benchmarks.serve $(ARGS)
 
 bench-gpu: $(VENV)/.dev ## on a GPU: tests, bits, rooflines of the kernels, tokens/s; takes ARGS
 	@$(BIN)/python -m specbatch.benchmarks.gpu $(ARGS)

@@ -39,6 +39,12 @@ class Batch(Base):
             sqlite_where=text("phase <> 'ended'"),
             postgresql_where=text("phase <> 'ended'"),
         ),
+        Index(
+            "ix_batches_tenant_open",
+            "tenant",
+            sqlite_where=text("phase <> 'ended'"),
+            postgresql_where=text("phase <> 'ended'"),
+        ),
     )
 
     batch_id: Mapped[str] = mapped_column(primary_key=True)

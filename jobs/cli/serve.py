@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from specbatch.jobs.serve.reconciler import Reconciler
     from specbatch.jobs.serve.service import Service
 
-GRACE_SEC = 10  # for requests under way when the service ends
-MOST_CONNECTIONS = 512
 ServeDir = Annotated[
     Path,
     typer.Option("--dir", help="folder of the service: its files and, unless SPECBATCH_ says "
@@ -184,20 +182,9 @@ def _listen(
     import uvicorn
 
     from specbatch.jobs.serve.app import make_app
+    from specbatch.jobs.serve.connections import server_config
 
-    config = uvicorn.Config(
-        make_app(service),
-        host=host,
-        port=port,
-        log_config=None,
-        access_log=False,
-        http="h11",  # limits how long a header may be
-        ws="none",
-        lifespan="off",
-        server_header=False,
-        limit_concurrency=MOST_CONNECTIONS,
-        timeout_graceful_shutdown=GRACE_SEC,
-    )
+    config = server_config(make_app(service), host, port)
     try:
         sock = config.bind_socket()
     except SystemExit:  # uvicorn's, whose log has the reason

@@ -22,6 +22,7 @@ from starlette.exceptions import HTTPException
 from specbatch.jobs.serve.batches import BatchView, file_json, list_json, new_batch
 from specbatch.jobs.serve.errors import ApiError, as_api_error, unknown
 from specbatch.jobs.serve.file_store import BATCH, FILE, checked
+from specbatch.jobs.serve.guard import KNOWN, Guard
 from specbatch.jobs.serve.keys import Caller, caller_of
 from specbatch.jobs.serve.page import add_page
 from specbatch.jobs.serve.partial import partial_lines
@@ -58,11 +59,13 @@ def make_app(service: Service) -> FastAPI:
     _add_models(app, service, reader)
     if service.page is not None:
         add_page(app, service, service.page)
+    app.add_middleware(Guard)
     return app
 
 
 def _caller(service: Service, scope: Scope) -> Any:
     def caller(
+        request: Request,
         authorization: Annotated[str | None, Header()] = None,
         origin: Annotated[str | None, Header()] = None,
         host: Annotated[str, Header()] = "",
@@ -78,6 +81,7 @@ def _caller(service: Service, scope: Scope) -> Any:
         found.must(scope)
         if service.rates is not None:
             service.rates.check(found.key_id)
+        setattr(request.state, KNOWN, True)
         return found
 
     return Depends(caller)

@@ -372,7 +372,7 @@ def _query(**values: str | None) -> str:
 
 def _after(request: Request) -> str | None:
     given = request.query_params.get("after")
-    return given if given and len(given) <= 64 else None
+    return given if given and len(given) <= 64 and "\0" not in given else None
 
 
 def _next(path: str) -> str:

@@ -28,6 +28,7 @@ MOST_FIELD_BYTES = 4096  # of a form's field that is no file
 MOST_HEADER_BYTES = 8192  # of one part
 MOST_PARTS = 16
 MOST_NAME_CHARS = 255
+LEAST_BYTES_PER_SEC = 1024  # of a body, on the average
 _KNOWN = ("purpose", "file")
 
 
@@ -148,7 +149,7 @@ class Upload:
             if self._file is not None:
                 raise ApiError(400, "the form has two files: send one at a time", None, "file")
             given = options.get(b"filename", b"").decode(errors="replace")
-            self.filename = given[:MOST_NAME_CHARS]
+            self.filename = given[:MOST_NAME_CHARS].replace("\0", "\N{REPLACEMENT CHARACTER}")
             self._file = new_file(self.place, self.access)
         elif self._name.startswith("expires_after"):
             raise ApiError(
@@ -208,15 +209,24 @@ async def limited(stream: AsyncIterator[bytes], most_bytes: int, what: str) -> A
 
 
 async def in_time(chunks: AsyncIterator[bytes], silence_sec: float) -> AsyncIterator[bytes]:
-    """The chunks of a body. Raises `ApiError` where a client is silent for so long, or gone."""
+    """The chunks of a body. Raises `ApiError` where a client is silent for so long, sends slower
+    than `LEAST_BYTES_PER_SEC` after that time, or is gone."""
+    clock = asyncio.get_running_loop().time
+    may_last_until = clock() + silence_sec
     while True:
+        left_sec = min(silence_sec, may_last_until - clock())
         try:
-            async with asyncio.timeout(silence_sec):
+            async with asyncio.timeout(left_sec):
                 chunk = await anext(chunks, None)
         except ClientDisconnect:
             raise ApiError(400, "the request was cut off: send it again") from None
         except TimeoutError:
-            raise ApiError(408, f"nothing came for {silence_sec:g} s: send it again") from None
+            raise ApiError(
+                408,
+                f"the body came too slowly: send it again, without pauses of {silence_sec:g} s and "
+                f"at {LEAST_BYTES_PER_SEC:,} bytes a second or more",
+            ) from None
         if chunk is None:
             return
+        may_last_until += len(chunk) / LEAST_BYTES_PER_SEC
         yield chunk

@@ -64,6 +64,7 @@ def upgrade() -> None:
     op.create_index("uq_batches_key", "batches", ["tenant", "idempotency_key"], unique=True)
     is_open = where(sa.text("phase <> 'ended'"))
     op.create_index("ix_batches_open", "batches", ["service_id", "batch_id"], **is_open)
+    op.create_index("ix_batches_tenant_open", "batches", ["tenant"], **is_open)
     op.create_table(
         "api_keys",
         *_text("key_id", "name", "tenant", "scopes"),

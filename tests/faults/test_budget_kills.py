@@ -110,7 +110,10 @@ def balances(store: SqlStore) -> bool:
     return spent == recorded_tokens(store) and spent + of.reserved_tokens <= LIMIT
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(50, marks=pytest.mark.long)])
+FIFTY = pytest.param(50, marks=[pytest.mark.long, pytest.mark.timeout(7200)])
+
+
+@pytest.mark.parametrize("kills", [2, FIFTY])
 def test_the_books_balance_however_often_workers_are_killed(
     url: str, store: SqlStore, kills: int
 ) -> None:

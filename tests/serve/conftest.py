@@ -18,6 +18,7 @@ import uvicorn
 
 from specbatch.jobs.cli.connect import forgiving_enqueue
 from specbatch.jobs.serve.app import make_app
+from specbatch.jobs.serve.connections import Guarded, server_config
 from specbatch.jobs.serve.file_store import FileStore
 from specbatch.jobs.serve.keys import make_key
 from specbatch.jobs.serve.models import ServedModel
@@ -100,11 +101,10 @@ def made_service(
 
 
 @contextmanager
-def listening(service: Service) -> Iterator[int]:
+def listening(service: Service, connection: type[Guarded] = Guarded) -> Iterator[int]:
     """The service's port, for so long."""
     sock = socket.create_server(("127.0.0.1", 0))  # listens: who connects early waits
-    config = uvicorn.Config(make_app(service), log_config=None, lifespan="off", http="h11")
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(server_config(make_app(service), connection=connection))
     thread = threading.Thread(target=server.run, args=([sock],), daemon=True)
     thread.start()
     try:

@@ -84,8 +84,10 @@ class Running:
 
     def runner(self) -> int | None:
         """The runner's process id."""
-        tasks = Path(f"/proc/{self.process.pid}/task")
-        children = [pid for t in tasks.iterdir() for pid in (t / "children").read_text().split()]
+        children: list[str] = []
+        for task in Path(f"/proc/{self.process.pid}/task").iterdir():
+            with contextlib.suppress(OSError):  # a thread that has ended meanwhile
+                children += (task / "children").read_text().split()
         for pid in children:
             with contextlib.suppress(OSError):
                 if b"serve_process" in Path(f"/proc/{pid}/cmdline").read_bytes():

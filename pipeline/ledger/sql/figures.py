@@ -14,6 +14,7 @@ from sqlalchemy import (
     Connection,
     Double,
     and_,
+    bindparam,
     case,
     cast,
     delete,
@@ -81,10 +82,15 @@ _TOTALS = {
 }
 
 
+_OF_JOB = select(*(value.label(name) for name, value in _TOTALS.items())).where(
+    Group.job_id == bindparam("job_id")
+)
+
+
 def progress(conn: Connection, job_id: str) -> JobProgress:
     """Two statements, whatever the size of the job."""
     job = jobs.find(conn, job_id)
-    totals = conn.execute(select(*_totals()).where(Group.job_id == job.job_id)).one()
+    totals = conn.execute(_OF_JOB, {"job_id": job.job_id}).one()
     return _progress(job, totals)
 
 

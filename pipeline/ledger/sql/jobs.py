@@ -96,24 +96,31 @@ def make_month(conn: Connection, now: Now) -> int:
 _MAKE_MONTH = text("SELECT specbatch_month(:month)")
 
 
+# Made once: programs ask for a job by its id, and to make the statement takes as long as to run it.
+_BY_ID = select(*Job.__table__.c).where(Job.job_id == bindparam("job_id"))
+
+
 def find(conn: Connection, job_id: str) -> Any:
     """The job's row by id, by a unique prefix or name, or the newest by `latest`.
 
     Raises `JobNotFoundError`.
     """
-    match = Job.job_id == job_id
-    if len(job_id) >= rules.MIN_PREFIX:
-        match = or_(match, Job.job_id.startswith(job_id, autoescape=True))
-    query = select(*Job.__table__.c).where(match).order_by(Job.job_id).limit(rules.MOST_NAMED + 1)
-    found = conn.execute(query)
-    rows = [row for row in found if row.job_id.startswith(job_id)]  # SQLite's LIKE folds case
-    if rows and rows[0].job_id == job_id:  # an exact match sorts before what it is a prefix of
-        return rows[0]
+    exact = conn.execute(_BY_ID, {"job_id": job_id}).first()
+    if exact is not None:
+        return exact
+    rows = _of_prefix(conn, job_id) if len(job_id) >= rules.MIN_PREFIX else []
     if not rows:
         return _named(conn, job_id)
     if problem := rules.find_by_prefix(job_id, [row.job_id for row in rows]):
         raise JobNotFoundError(problem)
     return rows[0]
+
+
+def _of_prefix(conn: Connection, prefix: str) -> list[Any]:
+    """SQLite reads the whole table for it."""
+    match = Job.job_id.startswith(prefix, autoescape=True)
+    query = select(*Job.__table__.c).where(match).order_by(Job.job_id).limit(rules.MOST_NAMED + 1)
+    return [row for row in conn.execute(query) if row.job_id.startswith(prefix)]  # LIKE folds case
 
 
 def _named(conn: Connection, name: str) -> Any:

@@ -5,7 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
-from sqlalchemy import Connection, Row, Select, delete, func, insert, or_, select, text, update
+from sqlalchemy import (
+    Connection,
+    Row,
+    Select,
+    bindparam,
+    delete,
+    func,
+    insert,
+    or_,
+    select,
+    text,
+    update,
+)
 
 from specbatch.pipeline.ledger.sql.transactions import Now, upsert
 from specbatch.schemas.errors import IdempotencyError, InUseError
@@ -31,6 +43,10 @@ from specbatch.schemas.serving_tables import ServedFile as FileTable
 # Of a tenant's new batches each waits for the one before: else both would be the last one allowed.
 _LOCK = text("SELECT pg_advisory_xact_lock(:of_batches, hashtext(:tenant))")
 _OF_BATCHES = 1_900_129  # the first key of these locks
+# Made once: every poll runs it.
+_OF_TENANT = select(*BatchTable.__table__.c).where(
+    BatchTable.batch_id == bindparam("batch_id"), BatchTable.tenant == bindparam("tenant")
+)
 _IS_OPEN = BatchTable.phase != BatchPhase.ENDED.value
 
 
@@ -154,8 +170,7 @@ def _of_key(conn: Connection, batch: NewBatch) -> BatchRow | None:
 
 
 def batch(conn: Connection, tenant: str, batch_id: str) -> BatchRow | None:
-    of_it = BatchTable.batch_id == batch_id, BatchTable.tenant == tenant
-    row = conn.execute(select(*BatchTable.__table__.c).where(*of_it)).first()
+    row = conn.execute(_OF_TENANT, {"batch_id": batch_id, "tenant": tenant}).first()
     return None if row is None else _batch(row)
 
 
