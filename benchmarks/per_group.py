@@ -1,5 +1,6 @@
-"""`make bench-per-group`: what a group takes of every part of an installation, in processor seconds,
-statements, requests, bytes and messages.
+"""`make bench-per-group`: what a group takes of every part of an installation.
+
+In processor seconds, statements, requests, bytes and messages.
 
 One job, through worker processes of every kind, on a private Redis, PostgreSQL and S3. The engine
 is the stand-in: what is counted is everything but the model. A stage's figures are those that the
@@ -19,8 +20,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +31,16 @@ import psycopg
 import redis
 
 from specbatch.benchmarks.drain import write_input
-from specbatch.benchmarks.fleet import fleet
+from specbatch.benchmarks.fleet import END_SEC, fleet
 from specbatch.benchmarks.private_servers import Servers, servers
 from specbatch.benchmarks.processes import cpu_sec
 from specbatch.jobs.chaos import stand_in_model
 from specbatch.pipeline.bootstrap import make_client, make_store
 from specbatch.pipeline.storage.objects import Objects
+from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.schemas.records import JobState
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import load_spec
-from specbatch.schemas.provenance import TICKS_PER_SEC
 from specbatch.workers.app import make_app, make_enqueue
 from support.servers import PrivateS3, free_port
 
@@ -58,8 +60,14 @@ SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current
 _SIZE = "SELECT pg_database_size(current_database())"
 
 
-def per_group(around: Servers, work: Path, groups: int, new_tokens: int) -> dict[str, Any]:
-    """The figures of the job, and of the service."""
+def per_group(
+    around: Servers,
+    work: Path,
+    groups: int,
+    new_tokens: int,
+    keep: Callable[[dict[str, Any]], None],
+) -> None:
+    """Hand the figures of the job and of the service to `keep`, before the workers end."""
     model = stand_in_model.write_model(work / "model")
     with _s3() as bucket:
         settings = Settings(
@@ -71,7 +79,7 @@ def per_group(around: Servers, work: Path, groups: int, new_tokens: int) -> dict
         with fleet(settings, model, WORKERS, work) as running:
             found = _job(settings, around, running.pids, work, model, bucket, groups, new_tokens)
             found["serve"] = _serve(settings, work, model, groups * ROWS, new_tokens)
-    return found
+            keep(found)
 
 
 def _job(
@@ -219,7 +227,7 @@ def _serve(
         at.append(cpu_sec(pid))
         http.get(f"/v1/files/{batch['output_file_id']}/content").raise_for_status()
         at.append(cpu_sec(pid))
-    upload, run, asking, download = (after - before for before, after in zip(at, at[1:]))  # noqa: B905 - of neighbours
+    upload, run, asking, download = (after - before for before, after in pairwise(at))
     return {
         "requests": requests,
         "upload_cpu_sec_per_1000_requests": _rounded(upload / requests * 1000),
@@ -257,7 +265,11 @@ def _service(settings: Settings, work: Path, models: Path) -> Iterator[tuple[int
             yield process.pid, http
     finally:
         process.terminate()
-        process.wait()
+        try:
+            process.wait(END_SEC)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _said(answer: httpx2.Response) -> dict[str, Any]:
@@ -301,14 +313,16 @@ def main() -> None:
     parser.add_argument("--note", help="about the machine, kept in the file")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON file")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="per-group-") as folder, servers() as around:
-        found = per_group(around, Path(folder), arguments.groups, arguments.new_tokens)
-        noted = {"note": arguments.note} if arguments.note else {}
-        found = {**noted, "machine": around.facts, **found}
-    path = arguments.results / "per-group.json"
-    path.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
-    print(f"written to {path}")
+    with tempfile.TemporaryDirectory() as folder, servers() as around:
+
+        def keep(found: dict[str, Any]) -> None:
+            noted = {"note": arguments.note} if arguments.note else {}
+            path = arguments.results / "per-group.json"
+            text = json.dumps({**noted, "machine": around.facts, **found}, indent=1) + "\n"
+            path.write_text(text)
+            print(f"{text}written to {path}", flush=True)
+
+        per_group(around, Path(folder), arguments.groups, arguments.new_tokens, keep)
 
 
 if __name__ == "__main__":

@@ -73,7 +73,9 @@ def parts() -> Iterator[Part]:
     yield _a_sec("object store: requests", requests, tokens, "per-group")
     yield _gigabytes("object store: stored", objects["bytes_per_token"], "per-group")
     serve = found["serve"]
-    each = sum(serve[f"{what}_cpu_sec_per_1000_requests"] for what in ("upload", "batch", "download"))
+    each = sum(
+        serve[f"{what}_cpu_sec_per_1000_requests"] for what in ("upload", "batch", "download")
+    )
     rows = int(found["rows_per_group"])
     yield _cores("serve: processor", each / 1000 * rows, tokens)
 
