@@ -17,7 +17,7 @@ from specbatch.tools.site.markdown import table
 
 NIGHT_SEC = 8 * 3600
 NIGHTS = (10**6, 10**9, 10**11)  # tokens
-SOURCES = ("per-group", "drain", "scale", "ledger", "gpu-nvidia-h200")
+SOURCES = ("per-group", "drain", "scale", "gpu-nvidia-h200")
 STAGES = ("ingest", "propose", "verify", "record")
 
 
