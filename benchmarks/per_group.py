@@ -7,8 +7,9 @@ is the stand-in: what is counted is everything but the model. A stage's figures 
 store keeps of its attempts (`stage_usage`). Then `specbatch serve` takes a batch of as many
 requests as the job had rows, and answers who asks for it.
 
-Processor seconds hold on a busy machine too; no figure here is a time by the clock, except where
-its name says `wall`.
+What workers and servers take by the hour (sweeps, heartbeats) is not in it: `make bench-drain` has
+that, over ten thousand groups. No figure is a time by the clock, except where its name says `wall`.
+The service's batch includes the questions of the client that waits for it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -54,10 +55,6 @@ SELECT stage, count(*), sum(cpu_ticks), sum(store_statements), sum(object_writes
        sum(object_reads), sum(stored_bytes)
   FROM stage_usage WHERE job_id = %s AND kept GROUP BY stage ORDER BY stage
 """
-_TRANSACTIONS = """
-SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()
-"""
-_SIZE = "SELECT pg_database_size(current_database())"
 
 
 def per_group(
@@ -76,16 +73,14 @@ def per_group(
             workspace=f"s3://{bucket}/workspace",
         )
         make_store(settings).close()  # makes its tables
-        with fleet(settings, model, WORKERS, work) as running:
-            found = _job(settings, around, running.pids, work, model, bucket, groups, new_tokens)
+        with fleet(settings, model, WORKERS, work):
+            found = _job(settings, work, model, bucket, groups, new_tokens)
             found["serve"] = _serve(settings, work, model, groups * ROWS, new_tokens)
             keep(found)
 
 
 def _job(
     settings: Settings,
-    around: Servers,
-    pids: Mapping[str, int],
     work: Path,
     model: Path,
     bucket: str,
@@ -104,16 +99,13 @@ def _job(
         "speculation": {"history_tokens": 0, "pregenerate": True, "pregenerate_tokens": 16},
         "group_size": ROWS,
     }
-    watched = {**pids, "redis": around.redis.pid or 0, "postgres": around.postgres.pid or 0}
-    before = _counts(settings, watched)
+    before = _pushed(settings)
     job, _ = client.submit(load_spec(spec))
     drained = _until_final(store, job.job_id)
-    after = _counts(settings, watched)
     done = store.get_job(job.job_id)
     store.close()
     if done.state is not JobState.DONE or done.finished_at is None:
         raise SystemExit(f"the job ended as {done.state}: {done.error}")
-    used = {name: after[name] - before[name] for name in after}
     tokens = groups * ROWS * new_tokens
     with psycopg.connect(settings.database_url) as connection:
         stages = connection.execute(_STAGES, (job.job_id,)).fetchall()
@@ -134,16 +126,8 @@ def _job(
             }
             for row in stages
         },
-        "processes": {name: {"cpu_sec_per_group": _rounded(used[name] / groups)} for name in pids},
-        "postgres": {
-            "cpu_sec_per_group": _rounded(used["postgres"] / groups),
-            "transactions_per_group": _rounded(used["transactions"] / groups),
-            "bytes_per_token": _rounded(used["bytes"] / tokens),
-        },
         "redis": {
-            "cpu_sec_per_group": _rounded(used["redis"] / groups),
-            "messages_per_group": _rounded(used["messages"] / groups),
-            "commands_per_group": _rounded(used["commands"] / groups),
+            "messages_per_group": _rounded((_pushed(settings) - before) / groups),
         },
         "object_store": {
             "objects_per_group": _rounded(len(objects) / groups),
@@ -164,22 +148,11 @@ def _until_final(store: Any, job_id: str) -> float:
         time.sleep(POLL_SEC)
 
 
-def _counts(settings: Settings, pids: Mapping[str, int]) -> dict[str, float]:
-    with psycopg.connect(settings.database_url, autocommit=True) as connection:
-        transactions, size = (
-            float(connection.execute(query).fetchone()[0])  # type: ignore[index]  # one row each
-            for query in (_TRANSACTIONS, _SIZE)
-        )
+def _pushed(settings: Settings) -> int:
+    """Messages that were enqueued so far."""
     with redis.Redis.from_url(settings.broker_url) as server:
-        commands = server.info("commandstats")
-    pushed = commands.get("cmdstat_lpush", {"calls": 0})["calls"]
-    return {
-        "transactions": transactions,
-        "bytes": size,
-        "messages": float(pushed),
-        "commands": float(sum(one["calls"] for one in commands.values())),
-        **{name: cpu_sec(pid) for name, pid in pids.items()},
-    }
+        found = server.info("commandstats").get("cmdstat_lpush", {"calls": 0})
+    return int(found["calls"])
 
 
 # --- the service --------------------------------------------------------------------------------

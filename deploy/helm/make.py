@@ -4,8 +4,8 @@
 
 The manifests stay the one source, with their comments. A value of the chart is a place in them: its
 default is what stands there, so that the chart without values renders what kustomize does. Only
-three things differ. The namespace is the release's; labels are written by this script, as kustomize
-would; and `migrate` is a hook, because a job cannot be changed.
+three things differ. The namespace is the release's. `migrate` is a hook, because a job cannot be
+changed. The volume of the models stays when the release is uninstalled.
 """
 
 from __future__ import annotations
@@ -169,6 +169,8 @@ def _label(document: Document) -> None:
     metadata["labels"] = {**metadata.get("labels", {}), **LABELS}
     if document["kind"] == "Job":
         metadata["annotations"] = HOOK
+    if document["kind"] == "PersistentVolumeClaim":
+        metadata["annotations"] = {"helm.sh/resource-policy": "keep"}  # the models outlive it
     if "template" in document.get("spec", {}):
         inner = document["spec"]["template"]["metadata"]
         inner["labels"] = {**inner["labels"], **LABELS}

@@ -17,7 +17,7 @@ from specbatch.tools.site.markdown import table
 
 NIGHT_SEC = 8 * 3600
 NIGHTS = (10**6, 10**9, 10**11)  # tokens
-SOURCES = ("per-group", "drain", "scale", "gpu-nvidia-h200")
+SOURCES = ("per-group", "drain", "scale", "ledger", "gpu-nvidia-h200")
 STAGES = ("ingest", "propose", "verify", "record")
 
 
@@ -48,36 +48,34 @@ def tokens_of_group() -> int:
 def parts() -> Iterator[Part]:
     """All rows, in the order of a group's way."""
     tokens, found = tokens_of_group(), group()
+    stages = found["stages"]
     yield from _model()
     for name in STAGES:
-        sec = found["processes"][name]["cpu_sec_per_group"]
-        both = "record and publish" if name == "record" else name
-        yield _cores(f"{both}: processor", sec, tokens)
-    yield _publishing()
-    yield _cores("PostgreSQL: processor", found["postgres"]["cpu_sec_per_group"], tokens)
-    statements = sum(stage["statements_per_group"] for stage in found["stages"].values())
-    yield _a_sec("PostgreSQL: statements", statements, tokens, "per-group")
+        yield _cores(f"{name}: processor", stages[name]["cpu_sec_per_group"], tokens, "per-group")
+    yield from _publishing(stages["publish"]["cpu_sec_per_group"], tokens)
+    drain = result("drain")
+    for server, shown in (("postgres", "PostgreSQL"), ("redis", "Redis")):
+        sec = drain["cpu_sec"][server] / drain["groups"]
+        yield _cores(f"{shown}: processor", sec, tokens, "drain")
+    statements = sum(stage["statements_per_group"] for stage in stages.values())
+    yield _a_sec("PostgreSQL: statements", statements, tokens)
     best = max(row["groups_per_sec"] for row in result("scale")["store"])
-    yield _of_one("PostgreSQL: one server's commits", best, "groups/s", tokens, "scale")
-    of_record = found["postgres"]["bytes_per_token"]
-    yield _gigabytes("PostgreSQL: written", of_record, "per-group")
-    yield _cores("Redis: processor", found["redis"]["cpu_sec_per_group"], tokens)
-    yield _a_sec("Redis: messages", found["redis"]["messages_per_group"], tokens, "per-group")
+    yield _of_one("PostgreSQL: commits of one server", best, tokens)
+    yield _gigabytes("PostgreSQL: completions", _bytes_of_record(), "ledger")
+    yield _a_sec("Redis: messages", found["redis"]["messages_per_group"], tokens)
     objects = found["object_store"]
     yield _millions("object store: objects", objects["objects_per_group"], tokens)
     requests = sum(
         stage[kind]
-        for stage in found["stages"].values()
+        for stage in stages.values()
         for kind in ("object_writes_per_group", "object_reads_per_group")
     )
-    yield _a_sec("object store: requests", requests, tokens, "per-group")
+    yield _a_sec("object store: requests", requests, tokens)
     yield _gigabytes("object store: stored", objects["bytes_per_token"], "per-group")
-    serve = found["serve"]
-    each = sum(
-        serve[f"{what}_cpu_sec_per_1000_requests"] for what in ("upload", "batch", "download")
-    )
+    serve, done = found["serve"], ("upload", "batch", "download")
+    each = sum(serve[f"{what}_cpu_sec_per_1000_requests"] for what in done)
     rows = int(found["rows_per_group"])
-    yield _cores("serve: processor", each / 1000 * rows, tokens)
+    yield _cores("serve: processor", each / 1000 * rows, tokens, "per-group")
 
 
 def parts_table() -> str:
@@ -123,26 +121,40 @@ def _model() -> Iterator[Part]:
         yield Part(name, measured, 1 / rate, "GPUs", NIGHT_SEC, "gpu-nvidia-h200")
 
 
-def _publishing() -> Part:
+def _publishing(sec: float, tokens: int) -> Iterator[Part]:
+    """By rows of few tokens, by the clock, and by those of this page, in processor time."""
     drain = result("drain")
     seconds = drain["seconds"]["published"] - drain["seconds"]["drained"]
     rate = drain["rows"] / seconds
-    of_row = int(group()["tokens_per_row"])
-    measured = f"{rate:,.0f} rows/s, one job's output by one process"
-    return Part("publish: one job's end", measured, 1 / rate / of_row, "s", 1, "drain")
+    of_token = 1 / rate / int(group()["tokens_per_row"])
+    name = "publish: end of one job, short rows"
+    yield Part(name, f"{rate:,.0f} rows/s of 4 tokens", of_token, "s", 1, "drain")
+    measured = f"{sec * 1000:.3g} ms a group"
+    name = "publish: end of one job, these rows"
+    yield Part(name, measured, sec / tokens, "s", 1, "per-group")
 
 
-def _cores(name: str, sec: float, tokens: int, source: str = "per-group") -> Part:
+def _bytes_of_record() -> float:
+    (found,) = (
+        row["bytes_per_token"]
+        for row in result("ledger")["postgres"]
+        if (row["mean_tokens"], row["drafts"], row["clients"]) == (128, True, 1)
+    )
+    return float(found)
+
+
+def _cores(name: str, sec: float, tokens: int, source: str) -> Part:
     return Part(name, f"{sec * 1000:.3g} ms a group", sec / tokens, "cores", NIGHT_SEC, source)
 
 
-def _a_sec(name: str, count: float, tokens: int, source: str) -> Part:
-    return Part(name, f"{count:.3g} a group", count / tokens, "a second", NIGHT_SEC, source)
+def _a_sec(name: str, count: float, tokens: int) -> Part:
+    measured = f"{count:.3g} a group"
+    return Part(name, measured, count / tokens, "a second", NIGHT_SEC, "per-group")
 
 
-def _of_one(name: str, rate: float, unit: str, tokens: int, source: str) -> Part:
-    measured = f"at most {rate:,.0f} {unit} on two cores"
-    return Part(name, measured, 1 / rate / tokens, "of one", NIGHT_SEC, source)
+def _of_one(name: str, rate: float, tokens: int) -> Part:
+    measured = f"at most {rate:,.0f} groups/s on two cores"
+    return Part(name, measured, 1 / rate / tokens, "of one", NIGHT_SEC, "scale")
 
 
 def _gigabytes(name: str, of_token: float, source: str) -> Part:
@@ -169,5 +181,6 @@ def _notes() -> str:
     for name in SOURCES:
         data = result(name)
         noted = f" Note: {data['note']}." if data.get("note") else ""
-        lines.append(f"`{name}`: {machines(data)}.{noted}")
+        made_on = machines({"machine": data["machine"]})
+        lines.append(f"`{name}`: {made_on}.{noted}")
     return f"<small>{' '.join(lines)}</small>"
