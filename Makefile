@@ -12,7 +12,7 @@ export PIP_ROOT_USER_ACTION := ignore
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo docs docs-serve check test test-integrations test-serve test-vllm test-long lint types format
-.PHONY: bench-overhead bench-eta bench-savings bench-scale bench-drain bench-ledger bench-report bench-serve
+.PHONY: bench-overhead bench-eta bench-savings bench-scale bench-drain bench-per-group bench-ledger bench-report bench-serve
 .PHONY: bench-bad-candidates bench-collapse bench-nights bench-slow-falls bench-depth bench-engine bench-kernels bench-memory bench-gpu bench-vllm bench-vllm-nights bench-exactness bench-acceptance bench-trees bench-grammars clean distclean wheel
 
 help: ## this list
@@ -115,6 +115,9 @@ bench-ledger: $(VENV)/.dev ## bytes of a token's record in the store, and how ma
 
 bench-drain: $(VENV)/.dev ## a million rows through all stages but the model: seconds and memory; takes ARGS
 	@PYTHONPATH=tests $(BIN)/python -m specbatch.benchmarks.drain $(ARGS)
+
+bench-per-group: $(VENV)/.dev ## what a group takes of every part: processor time, statements, requests, bytes, messages; takes ARGS
+	@PYTHONPATH=tests $(BIN)/python -m specbatch.benchmarks.per_group $(ARGS)
 
 bench-report: $(VENV)/.dev ## the report of a job of 100,000 rows: seconds to make, bytes, and how soon a browser opens it; takes ARGS
 	@PYTHONPATH=tests $(BIN)/python -m specbatch.benchmarks.job_report $(ARGS)

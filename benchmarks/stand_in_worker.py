@@ -46,7 +46,7 @@ def main() -> None:
         Settings(),
         tuple(arguments.kinds),
         str(arguments.model) if "verify" in arguments.kinds else None,
-        (),
+        (str(arguments.model),) if "propose" in arguments.kinds else (),
         arguments.concurrency,
         fake_models=FakeModels(engines, stand_in_model.tokenizer),
     )

@@ -2,7 +2,8 @@
 
 Reference pages are made from the code, pages of contents from the pages that exist. A line
 `<!-- diagram NAME: caption -->` becomes `docs/diagrams/NAME.svg`, drawn in the page itself so that
-it takes the page's colours; `<!-- charts NAME -->` becomes the charts of that benchmark's result.
+it takes the page's colours; `<!-- charts NAME -->` becomes the charts of that benchmark's result,
+and `<!-- table NAME -->` a table that is computed from results.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from specbatch.tools.site.exports_page import exports_page
 from specbatch.tools.site.figures import depth_charts, figures_page
 from specbatch.tools.site.metrics_page import metrics_page
 from specbatch.tools.site.navigation import loose, nav_of
+from specbatch.tools.site.scaling import TABLES
 from specbatch.tools.site.spec_page import settings_page, spec_page
 from specbatch.tools.site.tables_page import tables_page
 
@@ -38,7 +40,7 @@ MADE: Mapping[str, Callable[[], str]] = {
     "explanation/figures.md": figures_page,
 }
 
-_DRAWN = re.compile(r"^<!-- (diagram|charts) ([a-z0-9-]+)(?:: (.+?))? -->$", re.MULTILINE)
+_DRAWN = re.compile(r"^<!-- (diagram|charts|table) ([a-z0-9-]+)(?:: (.+?))? -->$", re.MULTILINE)
 
 
 def on_files(files: Files, /, *, config: MkDocsConfig) -> Files:
@@ -56,13 +58,15 @@ def on_files(files: Files, /, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, /, *, config: MkDocsConfig, **_: object) -> str:
-    """Replace marks by their diagrams and charts."""
+    """Replace marks by their diagrams, charts and tables."""
     diagrams = Path(config.docs_dir) / "diagrams"
 
     def drawn(mark: re.Match[str]) -> str:
         kind, name, caption = mark.groups()
         if kind == "charts":
             return depth_charts(name)
+        if kind == "table":
+            return TABLES[name]()
         svg = (diagrams / f"{name}.svg").read_text().strip()
         flat = "".join(line.strip() + "\n" for line in svg.splitlines() if line.strip())
         return (

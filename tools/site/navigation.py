@@ -49,7 +49,7 @@ SECTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         "Explanation",
         (
             *("verification-is-sampling", "store-and-broker", "one-fused-batch", "depth"),
-            *("guarantees", "exactness", "time-and-money", "figures"),
+            *("guarantees", "exactness", "time-and-money", "how-far-it-scales", "figures"),
             *(
                 "inside-the-engine",
                 "inside-the-store",
