@@ -13,12 +13,11 @@ from typing import Any
 
 from sqlalchemy import (
     BindParameter,
+    ColumnElement,
     Connection,
-    Double,
     Executable,
     Select,
     bindparam,
-    case,
     func,
     literal,
     select,
@@ -26,18 +25,15 @@ from sqlalchemy import (
 
 from specbatch.pipeline.ledger import fair_share, rules
 from specbatch.pipeline.ledger.fair_share import Waiting
-from specbatch.pipeline.ledger.sql import budgets, leases, pinning
+from specbatch.pipeline.ledger.sql import budgets, leases, pinning, shares
 from specbatch.pipeline.ledger.sql.leases import Claimer
-from specbatch.pipeline.ledger.sql.transactions import Now, upsert
-from specbatch.schemas.numeric_class import Pinned
+from specbatch.pipeline.ledger.sql.transactions import Now
 from specbatch.schemas.records import GroupWork, Stage
 from specbatch.schemas.tables import Group, Job, Tenant, group_is_open, job_is_live
 
 _ROUNDS = 3  # reads of who waits; others may have taken every group of the first
 _JOBS_TRIED = 8  # in each round
 _LONGEST = (Group.prompt_tokens.desc(), Group.group_index)
-_MOST_TOKENS = Job.spec[("sampling", "max_tokens")].as_integer()
-_SAMPLES = Job.spec[("sampling", "n")].as_integer()
 
 
 def claim_next(
@@ -55,19 +51,21 @@ def claim_next(
     if claimer.stage not in rules.CANCELLABLE:
         return None
     for _ in range(_ROUNDS):
-        waiting = _waiting(conn, now, claimer, model)
+        waiting = _waiting(conn, now, claimer, model, weights)
         due = fair_share.by_turn(budgets.affordable(conn, now, waiting, may_claim))
         if not due:
             return None
-        for job in due[:_JOBS_TRIED]:
+        for turn in due[:_JOBS_TRIED]:
+            job = turn.job
             # One statement, so exactly one claimer wins the group.
             room = budgets.room_to_claim(conn, now, job.tenant) if job.is_budgeted else None
             claim = _longest_claim(now, claimer, is_limited=room is not None)
-            parameters = {"of_job": job.job_id, **({} if room is None else {"of_room": room})}
+            parameters: dict[str, Any] = {"of_job": job.job_id, shares.RATE: turn.sec_per_token}
+            parameters |= {} if room is None else {"of_room": room}
             work = leases.taken(conn, claim, claimer.max_attempts, parameters)
             if work is not None:
-                weight = weights.get(job.tenant, fair_share.DEFAULT_WEIGHT)
-                pinned = _charge(conn, job, work, fair_share.floor_of(job, waiting), weight)
+                assert work.lease.group_index is not None, "a group was claimed"
+                pinned = shares.charge(conn, turn, work.lease.group_index)
                 if serves is None:
                     return work
                 pinning.check(serves, job.job_id, pinned)
@@ -75,7 +73,9 @@ def claim_next(
     return None
 
 
-def _waiting(conn: Connection, now: Now, claimer: Claimer, model: str) -> list[Waiting]:
+def _waiting(
+    conn: Connection, now: Now, claimer: Claimer, model: str, weights: Mapping[str, float]
+) -> list[Waiting]:
     """Live jobs of the model and a served class with open groups at the stage."""
     rows = conn.execute(_waiting_query(now, claimer, model))
     return [
@@ -87,7 +87,11 @@ def _waiting(conn: Connection, now: Now, claimer: Claimer, model: str) -> list[W
             row.a_due_one is not None,
             row.served,
             row.started,
-            fair_share.tokens_per_row(row.max_tokens, row.samples),
+            row.credit,
+            row.sec_per_token,
+            weights.get(row.tenant, fair_share.DEFAULT_WEIGHT),
+            row.deadline_at,
+            bool(row.is_urgent),
             bool(row.is_budgeted),
         )
         for row in rows
@@ -115,14 +119,21 @@ def _waiting_query(now: Now, claimer: Claimer, model: str) -> Select[Any]:
             a_due_one.correlate(Job).scalar_subquery().label("a_due_one"),
             func.coalesce(Tenant.served, 0.0).label("served"),
             func.coalesce(Tenant.started, 0.0).label("started"),
-            _MOST_TOKENS.label("max_tokens"),
-            _SAMPLES.label("samples"),
+            func.coalesce(Tenant.credit, 0.0).label("credit"),
+            func.coalesce(Tenant.sec_per_token, 0.0).label("sec_per_token"),
+            Job.deadline_at,
+            _is_urgent(now).label("is_urgent"),
             is_budgeted.label("is_budgeted"),
         )
         .outerjoin(Tenant, Tenant.tenant == Job.tenant)
         .where(job_is_live(), named == model, ~Job.cancel_requested)
         .where(*pinning.served(claimer.serves))
     )
+
+
+def _is_urgent(now: Now) -> ColumnElement[bool]:
+    """Whether less than half of the time to the job's deadline is left; NULL: it has none."""
+    return (Job.deadline_at - now) * 2 < Job.deadline_at - Job.created_at
 
 
 @lru_cache(maxsize=16)
@@ -142,45 +153,4 @@ def _longest_claim(now: Now, claimer: Claimer, is_limited: bool = False) -> Exec
         .scalar_subquery()
     )
     which = (*free, Group.group_index == longest, *pinning.job_is_served(job, claimer.serves))
-    return leases.taking(now, claimer, *which)
-
-
-def _charge(conn: Connection, job: Waiting, work: GroupWork, floor: float, weight: float) -> Pinned:
-    """Advance the tenant's virtual time in its row, whatever was read of it before.
-
-    Returns what the job has pinned, which costs no statement here.
-    """
-    cost = fair_share.cost_of(work.rows, work.prompt_tokens, job.tokens_per_row, weight)
-    parameters = {
-        "of_job": job.job_id,
-        "of_tenant": job.tenant,
-        "new_weight": weight,
-        "floor": floor,
-        "cost": cost,
-        "first": floor + cost,
-    }
-    return Pinned(*conn.execute(_charging(conn.dialect.name), parameters).one())
-
-
-@lru_cache(maxsize=2)
-def _charging(dialect: str) -> Executable:
-    floor = bindparam("floor", type_=Double)
-    start = case((Tenant.served > floor, Tenant.served), else_=floor)
-    values = {
-        "tenant": bindparam("of_tenant"),
-        "weight": bindparam("new_weight"),
-        "started": floor,
-        "served": bindparam("first"),
-    }
-    known = {
-        "weight": bindparam("new_weight"),
-        "started": start,
-        "served": start + bindparam("cost", type_=Double),
-    }
-    made: Executable = (
-        upsert(dialect, Tenant)
-        .values(**values)
-        .on_conflict_do_update(index_elements=[Tenant.tenant], set_=known)
-        .returning(*pinning.pinned_columns())
-    )
-    return made
+    return leases.taking(now, claimer, *which, charged_sec=shares.estimate())
