@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from ledger.builders import LEASE_SEC, RESULTS, ROW_BOUND, Clock, new_group, new_job, position
 
+from specbatch.pipeline.ledger import fair_share
 from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.schemas.records import NORMAL, Stage, StageTiming
 from support.databases import migrated
@@ -23,8 +24,9 @@ from support.databases import migrated
 HOUR = 3600.0
 WEIGHTS = {"greedy": 1.0, "small": 2.0, "large": 5.0}
 # Device seconds per token of a group's bound: outputs end early, prompts and models differ.
-PACE = {"greedy": 0.15, "small": 0.3, "large": 0.25, "late": 0.2}
+PACE = {"greedy": 0.15, "small": 0.4, "large": 0.35, "late": 0.2}
 HIGH, LOW = 0, 2
+DEADLINE = 312.0
 TICK = 60.0  # of the store's clock: it keeps its statements as long as the time is the same
 
 
@@ -120,10 +122,10 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
     store.close()
 
 
-def flood(fleet: Fleet, jobs: int = 10, groups: int = 30) -> None:
+def flood(fleet: Fleet, rows: int = 16) -> None:
     """Ten times the jobs of others, in large groups, and all of high priority."""
-    for _ in range(jobs):
-        fleet.submit("greedy", groups, rows=16, priority=HIGH)
+    for _ in range(10):
+        fleet.submit("greedy", 30, rows=rows, priority=HIGH)
 
 
 def test_three_tenants_share_an_hour_by_their_weights_though_one_is_greedy(fleet: Fleet) -> None:
@@ -135,59 +137,63 @@ def test_three_tenants_share_an_hour_by_their_weights_though_one_is_greedy(fleet
 
 
 def test_who_comes_late_has_its_share_from_then_on_and_nothing_of_the_past(fleet: Fleet) -> None:
-    flood(fleet)
-    fleet.submit("large", 600, rows=6)
-    fleet.run(until=HOUR / 2)
-    fleet.submit("late", 400)
-    fleet.run(until=HOUR)
-    assert_shares(fleet.shares(0, HOUR / 2), by_weight("greedy", "large"))
+    flood(fleet, rows=8)
+    fleet.submit("large", 300)
+    fleet.run(until=900)
+    fleet.submit("late", 300)
+    fleet.run(until=1800)
+    assert_shares(fleet.shares(0, 900), by_weight("greedy", "large"))
     expected = by_weight("greedy", "large", "late")
-    assert_shares(fleet.shares(HOUR / 2, HOUR), expected)
-    first_minutes = fleet.shares(HOUR / 2, HOUR / 2 + 300)
-    assert first_minutes["late"] < 1.5 * expected["late"], "it is not served alone"
+    assert_shares(fleet.shares(900, 1800), expected)
+    first_minutes = fleet.shares(900, 1200)
+    assert first_minutes["late"] < 1.3 * expected["late"], "it is not served alone"
 
 
 def test_the_share_of_an_idle_tenant_goes_to_the_others_by_their_weights(fleet: Fleet) -> None:
-    fleet.submit("greedy", 300, rows=16, priority=HIGH)
-    fleet.submit("small", 900)
-    fleet.submit("large", 100, rows=6)  # about 2,400 of the hour's 14,400 device seconds
-    fleet.run(until=HOUR)
+    flood(fleet, rows=8)
+    fleet.submit("small", 300)
+    fleet.submit("large", 40)  # about 900 device seconds, of which it has 2.5 a second
+    fleet.run(until=1200)
     idle_from = max(end for _, end, tenant, _ in fleet.ran if tenant == "large")
-    assert idle_from < HOUR / 2
-    assert_shares(fleet.shares(idle_from, HOUR), by_weight("greedy", "small"))
-    fleet.submit("large", 400, rows=6)
-    fleet.run(until=1.5 * HOUR)
-    assert_shares(fleet.shares(HOUR, 1.5 * HOUR), by_weight("greedy", "small", "large"))
+    assert idle_from < 500
+    assert_shares(fleet.shares(idle_from, 1200), by_weight("greedy", "small"))
+    fleet.submit("large", 300)
+    fleet.run(until=2000)
+    assert_shares(fleet.shares(1200, 2000), by_weight("greedy", "small", "large"))
 
 
 def test_within_a_tenant_the_higher_priority_is_done_first(fleet: Fleet) -> None:
-    fleet.submit("large", 300)
-    low = fleet.submit("small", 20, priority=LOW)
-    normal = fleet.submit("small", 20)
-    high = fleet.submit("small", 20, priority=HIGH)
-    fleet.run(until=HOUR / 4)
-    ends = [fleet.ended(job) for job in (high, normal, low)]
-    assert ends == sorted(ends)
-    begins = [min(b for b, _, _, job in fleet.ran if job == one) for one in (normal, low)]
-    assert begins[0] >= max(b for b, _, _, job in fleet.ran if job == high)
-    assert begins[1] >= max(b for b, _, _, job in fleet.ran if job == normal)
+    fleet.submit("large", 100)
+    low = fleet.submit("small", 8, priority=LOW)
+    normal = fleet.submit("small", 8)
+    high = fleet.submit("small", 8, priority=HIGH)
+    fleet.run(until=720)
+    begins = {
+        job: [begin for begin, _, _, of in fleet.ran if of == job] for job in (high, normal, low)
+    }
+    assert [len(times) for times in begins.values()] == [8, 8, 8]
+    assert max(begins[high]) <= min(begins[normal])
+    assert max(begins[normal]) <= min(begins[low])
 
 
-def test_a_deadline_is_met_though_its_tenant_gets_a_little_ahead_of_its_share(fleet: Fleet) -> None:
-    """Its share until then is 375 of the 430 device seconds that the job takes or so; the lead is
-    60, which the tenant pays back."""
-    flood(fleet)
-    fleet.submit("large", 600, rows=6)
-    fleet.submit("small", 300)
-    urgent = fleet.submit("small", 20, deadline_sec=375.0)
-    fleet.run(until=HOUR)
-    assert fleet.ended(urgent) <= 375.0
-    assert_shares(fleet.shares(0, HOUR), by_weight("greedy", "small", "large"))
+@pytest.mark.parametrize("lead_sec", [fair_share.LEAD_SEC, 0.0])
+def test_a_deadline_is_met_though_its_tenant_gets_a_little_ahead_of_its_share(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, lead_sec: float
+) -> None:
+    """Its tenant has one device second in each; the job takes a little more than its share."""
+    monkeypatch.setattr(fair_share, "LEAD_SEC", lead_sec)
+    flood(fleet, rows=8)
+    fleet.submit("large", 200)
+    fleet.submit("small", 100)
+    urgent = fleet.submit("small", 14, deadline_sec=DEADLINE)
+    fleet.run(until=1200)
+    assert (fleet.ended(urgent) <= DEADLINE) == (lead_sec > 0)
+    assert_shares(fleet.shares(0, 1200), by_weight("greedy", "small", "large"))
 
 
 def test_deadlines_of_all_its_jobs_buy_a_tenant_no_larger_share(fleet: Fleet) -> None:
     for _ in range(10):
-        fleet.submit("greedy", 30, rows=16, deadline_sec=HOUR / 4)
-    fleet.submit("large", 600, rows=6)
-    fleet.run(until=HOUR)
-    assert_shares(fleet.shares(0, HOUR), by_weight("greedy", "large"))
+        fleet.submit("greedy", 30, rows=8, deadline_sec=900.0)
+    fleet.submit("large", 300)
+    fleet.run(until=1800)
+    assert_shares(fleet.shares(450, 1800), by_weight("greedy", "large"))

@@ -6,7 +6,7 @@ those that a budget of their tenant does not cover, which takes a few statements
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
@@ -17,18 +17,22 @@ from sqlalchemy import (
     Connection,
     Executable,
     Select,
+    and_,
     bindparam,
     func,
     literal,
+    or_,
     select,
 )
 
 from specbatch.pipeline.ledger import fair_share, rules
-from specbatch.pipeline.ledger.fair_share import Waiting
+from specbatch.pipeline.ledger.fair_share import Turn, Waiting
 from specbatch.pipeline.ledger.sql import budgets, leases, pinning, shares
 from specbatch.pipeline.ledger.sql.leases import Claimer
 from specbatch.pipeline.ledger.sql.transactions import Now
 from specbatch.schemas.records import GroupWork, Stage
+from specbatch.schemas.serving import BatchPhase
+from specbatch.schemas.serving_tables import Batch
 from specbatch.schemas.tables import Group, Job, Tenant, group_is_open, job_is_live
 
 _ROUNDS = 3  # reads of who waits; others may have taken every group of the first
@@ -52,7 +56,11 @@ def claim_next(
         return None
     for _ in range(_ROUNDS):
         waiting = _waiting(conn, now, claimer, model, weights)
-        due = fair_share.by_turn(budgets.affordable(conn, now, waiting, may_claim))
+        due = [
+            turn
+            for turn in fair_share.by_turn(budgets.affordable(conn, now, waiting, may_claim))
+            if serves is None or serves.works_on(turn.job.job_id)
+        ]
         if not due:
             return None
         for turn in due[:_JOBS_TRIED]:
@@ -73,30 +81,47 @@ def claim_next(
     return None
 
 
+def in_turn(
+    conn: Connection, now: Now, job_ids: Sequence[str], weights: Mapping[str, float]
+) -> list[Turn]:
+    """These jobs in fair-share order, whatever is to be done for them."""
+    query = select(*_facts(now), literal(False).label("is_budgeted"))
+    query = query.outerjoin(Tenant, Tenant.tenant == Job.tenant).where(Job.job_id.in_(job_ids))
+    return fair_share.by_turn([_as_waiting(row, True, weights) for row in conn.execute(query)])
+
+
 def _waiting(
     conn: Connection, now: Now, claimer: Claimer, model: str, weights: Mapping[str, float]
 ) -> list[Waiting]:
-    """Live jobs of the model and a served class with open groups at the stage."""
-    rows = conn.execute(_waiting_query(now, claimer, model))
-    return [
-        Waiting(
-            row.job_id,
-            row.tenant,
-            row.priority,
-            row.created_at,
-            row.a_due_one is not None,
-            row.served,
-            row.started,
-            row.credit,
-            row.sec_per_token,
-            weights.get(row.tenant, fair_share.DEFAULT_WEIGHT),
-            row.deadline_at,
-            bool(row.is_urgent),
-            bool(row.is_budgeted),
-        )
-        for row in rows
-        if row.an_open_one is not None
-    ]
+    """Live jobs of the model and a served class with open groups at the stage.
+
+    Of a process that works on one job, also those whose batches wait until it is their turn there.
+    """
+    found = []
+    for row in conn.execute(_waiting_query(now, claimer, model)):
+        is_mine = claimer.serves is None or claimer.serves.works_on(row.job_id)
+        if not is_mine or row.an_open_one is not None:
+            is_due = not is_mine or row.a_due_one is not None
+            found.append(_as_waiting(row, is_due, weights))
+    return found
+
+
+def _as_waiting(row: Any, is_due: bool, weights: Mapping[str, float]) -> Waiting:
+    return Waiting(
+        row.job_id,
+        row.tenant,
+        row.priority,
+        row.created_at,
+        is_due,
+        row.served,
+        row.started,
+        row.credit,
+        row.sec_per_token,
+        weights.get(row.tenant, fair_share.DEFAULT_WEIGHT),
+        row.deadline_at,
+        bool(row.is_urgent),
+        bool(row.is_budgeted),
+    )
 
 
 @lru_cache(maxsize=16)
@@ -109,31 +134,37 @@ def _waiting_query(now: Now, claimer: Claimer, model: str) -> Select[Any]:
     an_open_one = select(Group.group_index).where(*there).order_by(*_LONGEST).limit(1)
     a_due_one = an_open_one.where(*leases.may_claim(now, claimer))
     is_budgeted = budgets.is_budgeted(Job.tenant) if named is Job.verifier else literal(False)
+    which = and_(named == model, *pinning.served(claimer.serves))
+    if claimer.serves is not None and claimer.serves.only_job is not None:
+        which = or_(which, _of_a_batch_in_line())
     return (
         select(
-            Job.job_id,
-            Job.tenant,
-            Job.priority,
-            Job.created_at,
+            *_facts(now),
             an_open_one.correlate(Job).scalar_subquery().label("an_open_one"),
             a_due_one.correlate(Job).scalar_subquery().label("a_due_one"),
-            func.coalesce(Tenant.served, 0.0).label("served"),
-            func.coalesce(Tenant.started, 0.0).label("started"),
-            func.coalesce(Tenant.credit, 0.0).label("credit"),
-            func.coalesce(Tenant.sec_per_token, 0.0).label("sec_per_token"),
-            Job.deadline_at,
-            _is_urgent(now).label("is_urgent"),
             is_budgeted.label("is_budgeted"),
         )
         .outerjoin(Tenant, Tenant.tenant == Job.tenant)
-        .where(job_is_live(), named == model, ~Job.cancel_requested)
-        .where(*pinning.served(claimer.serves))
+        .where(job_is_live(), ~Job.cancel_requested, which)
     )
 
 
-def _is_urgent(now: Now) -> ColumnElement[bool]:
-    """Whether less than half of the time to the job's deadline is left; NULL: it has none."""
-    return (Job.deadline_at - now) * 2 < Job.deadline_at - Job.created_at
+def _facts(now: Now) -> list[ColumnElement[Any]]:
+    """Of a job and its tenant, what the order follows from."""
+    of_tenant = (Tenant.served, Tenant.started, Tenant.credit, Tenant.sec_per_token)
+    # Whether less than half of the time to its deadline is left; NULL: it has none.
+    is_urgent = (Job.deadline_at - now) * 2 < Job.deadline_at - Job.created_at
+    return [
+        *(Job.job_id, Job.tenant, Job.priority, Job.created_at, Job.deadline_at),
+        *(func.coalesce(column, 0.0).label(column.key) for column in of_tenant),
+        is_urgent.label("is_urgent"),
+    ]
+
+
+def _of_a_batch_in_line() -> ColumnElement[bool]:
+    """Whether the job's batch is open and waits for nothing but its turn."""
+    in_line = (Batch.phase != BatchPhase.ENDED.value, Batch.waits_because.is_(None))
+    return select(Batch.batch_id).where(Batch.job_id == Job.job_id, *in_line).exists()
 
 
 @lru_cache(maxsize=16)
