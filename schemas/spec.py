@@ -536,7 +536,7 @@ class JobSpec(Part):
     speculation: SpeculationSpec = SpeculationSpec()
     engine: EngineSpec = EngineSpec()
     priority: Literal["high", "normal", "low"] = Field(
-        default="normal", description="groups of a higher priority go first"
+        default="normal", description="among the jobs of a tenant the higher priority goes first"
     )
     deadline_sec: float | None = Field(
         default=None, gt=0, description="from submission; the job then stops and keeps its results"

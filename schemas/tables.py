@@ -146,6 +146,7 @@ class Group(Leased, Base):
     most_row_tokens: Mapped[int] = mapped_column(BigInteger)
     # Of its tenant's budget, by its last claim for VERIFY; counts as `sql/budgets.py` says.
     reserved_tokens: Mapped[int] = mapped_column(BigInteger, default=0)
+    charged_sec: Mapped[float] = mapped_column(default=0.0)  # its tenant, when it was claimed
     prompts: Mapped[dict[str, Any]]  # Artefact
     row_start: Mapped[int] = mapped_column(default=0)  # of the artefact's rows: its first …
     row_stop: Mapped[int | None]  # … and behind its last; NULL: to the end
@@ -297,14 +298,16 @@ class MachineKnowledge(Base):
 
 
 class Tenant(Base):
-    """How much worker time a tenant has had. The tenant with the least is next."""
+    """How much device time a tenant has had. The tenant with the least is next."""
 
     __tablename__ = "tenants"
 
     tenant: Mapped[str] = mapped_column(primary_key=True)
     weight: Mapped[float] = mapped_column(default=1.0)
-    served: Mapped[float] = mapped_column(default=0.0)  # virtual time: tokens by weight
+    served: Mapped[float] = mapped_column(default=0.0)  # virtual time: device seconds by weight
     started: Mapped[float] = mapped_column(default=0.0)  # where its last claim began on it
+    credit: Mapped[float] = mapped_column(default=0.0)  # of it: what estimates were too high
+    sec_per_token: Mapped[float] = mapped_column(default=0.0)  # of its groups; 0: not known
 
 
 class AcceptancePrior(Base):

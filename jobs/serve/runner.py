@@ -1,5 +1,8 @@
 """The embedded runner: does the jobs of open batches one after the other, as `submit-job --local`.
 
+Tenants take turns by the rule of the fleet's claims. As each job has the process to itself, a turn
+is long: what a tenant has had beyond its share is looked at, and a job stops for another tenant's.
+
 It is a process of its own: no slow client holds it up, and what it had begun when it or the service
 died is resumed by the next runner. A lock on the folder sees to it that there is one at a time.
 """
@@ -10,7 +13,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +23,7 @@ from specbatch.jobs.serve.collecting import not_run
 from specbatch.jobs.serve.errors import for_clients
 from specbatch.jobs.serve.reconciler import CANCELLED
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.ledger.fair_share import Turn
 from specbatch.pipeline.ledger.rules import reason_to_stop
 from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.pipeline.runtime.client import Client
@@ -40,7 +44,8 @@ log = logging.getLogger(__name__)
 
 EVERY_SEC = 0.3
 AWAY_SEC = 30.0  # before a model folder that is missing is looked for again
-BUDGET_EVERY_SEC = 2.0  # between two looks at what a running job waits for
+LOOK_EVERY_SEC = 2.0  # at whether a running job has to stop for others
+SLICE_SEC = 300.0  # device seconds beyond its share, after which a tenant's job stops for others
 PAUSE_SEC = 5.0  # after what may pass by itself
 NOT_SERVED = "its model cannot be run here"
 
@@ -48,25 +53,34 @@ NOT_SERVED = "its model cannot be run here"
 def next_job(
     store: Store, service_id: str, passed_over: Collection[str] = ()
 ) -> tuple[BatchRow, JobRow] | None:
-    """The job to do now: one that is to stop, which is quick, else the oldest that is not passed
-    over and does not wait for a budget of its tenant. `passed_over`: ids of batches that cannot be
-    done by this process."""
+    """The job to do now: one that is to stop, which is quick, else the first in fair-share order
+    that is not passed over and does not wait for a budget of its tenant. `passed_over`: ids of
+    batches that cannot be done by this process."""
+    waiting, able = _in_line(store, service_id, passed_over)
+    stopping = (job.job_id for batch, job in waiting.values() if _must_stop(batch, job))
+    first = next(stopping, None) or next((turn.job.job_id for turn in able), None)
+    return None if first is None else waiting[first]
+
+
+def _in_line(
+    store: Store, service_id: str, passed_over: Collection[str]
+) -> tuple[dict[str, tuple[BatchRow, JobRow]], list[Turn]]:
+    """All jobs that have not ended, and in fair-share order those that can be done now."""
     open_ones = store.open_batches(service_id)
     with_jobs = [(batch, batch.job_id) for batch in open_ones if batch.job_id is not None]
     jobs = store.jobs_of_ids([job_id for _, job_id in with_jobs])
     begun = [(batch, jobs[job_id]) for batch, job_id in with_jobs if job_id in jobs]
-    waiting = [(batch, job) for batch, job in begun if not job.state.is_final]
-    stopping = [(batch, job) for batch, job in waiting if _must_stop(batch, job)]
-    held_back = store.waiting_for_budget([job.job_id for _, job in waiting])
-    for batch, job in waiting:
-        if job.job_id in held_back and batch.waits_because is None:
-            store.note_batch_waits(batch.batch_id, held_back[job.job_id])
+    waiting = {job.job_id: (batch, job) for batch, job in begun if not job.state.is_final}
+    held_back = store.waiting_for_budget(list(waiting))
+    for job_id, (batch, _) in waiting.items():
+        if job_id in held_back and batch.waits_because is None:
+            store.note_batch_waits(batch.batch_id, held_back[job_id])
     able = [
-        (batch, job)
-        for batch, job in waiting
-        if batch.batch_id not in passed_over and job.job_id not in held_back
+        job_id
+        for job_id, (batch, _) in waiting.items()
+        if batch.batch_id not in passed_over and job_id not in held_back
     ]
-    return next(iter([*stopping, *able]), None)
+    return waiting, store.in_turn(able)
 
 
 def _must_stop(batch: BatchRow, job: JobRow) -> bool:
@@ -80,19 +94,35 @@ def is_away(job: JobRow) -> bool:
 
 
 @dataclass(slots=True)
-class _BudgetWatch:
-    """Looks whether the running job only waits for a budget, while other batches could be done."""
+class _Watch:
+    """Looks whether the running job has to stop for others: it only waits for a budget, or its
+    tenant has had enough beyond its share."""
 
     store: Store
-    job_id: str
+    service_id: str
+    job: JobRow
+    passed_over: Collection[str]
     words: str = ""  # what it waits for
+    gives_way: bool = False
     _next_at: float = 0.0
 
-    def holds_back(self) -> bool:
+    def wants_stop(self) -> bool:
         if time.monotonic() >= self._next_at:
-            self._next_at = time.monotonic() + BUDGET_EVERY_SEC
-            self.words = self.store.waiting_for_budget([self.job_id]).get(self.job_id, "")
-        return bool(self.words)
+            self._next_at = time.monotonic() + LOOK_EVERY_SEC
+            job_id = self.job.job_id
+            self.words = self.store.waiting_for_budget([job_id]).get(job_id, "")
+            if not self.words:
+                _, turns = _in_line(self.store, self.service_id, self.passed_over)
+                self.gives_way = gives_way(self.job, turns)
+        return bool(self.words) or self.gives_way
+
+
+def gives_way(job: JobRow, turns: Sequence[Turn]) -> bool:
+    """Whether the running job is to stop for the first in fair-share order, another tenant's."""
+    own = next((turn for turn in turns if turn.job.job_id == job.job_id), None)
+    if own is None or turns[0].job.tenant == job.tenant:
+        return False
+    return (own.job.served - own.reached) * own.job.weight >= SLICE_SEC
 
 
 @dataclass(slots=True)
@@ -126,15 +156,18 @@ class Runner:
         batch, job = found
         if batch.waits_because is not None:
             self.store.note_batch_waits(batch.batch_id, None)
-        budget = _BudgetWatch(self.store, job.job_id)
-        watcher = Watcher(lambda: nullcontext(lambda *_: None), log.info, budget.holds_back)
+        watch = _Watch(self.store, self.service_id, job, passed_over)
+        watcher = Watcher(lambda: nullcontext(lambda *_: None), log.info, watch.wants_stop)
         try:
             run_job(self.settings, spec_of(job), job, watcher)
         except JobInterrupted:
-            if not budget.words:
+            if watch.words:
+                log.warning("batch %s %s", batch.batch_id, watch.words)
+                self.store.note_batch_waits(batch.batch_id, watch.words)
+            elif watch.gives_way:
+                log.info("batch %s waits: another tenant has its turn", batch.batch_id)
+            else:
                 raise
-            log.warning("batch %s %s", batch.batch_id, budget.words)
-            self.store.note_batch_waits(batch.batch_id, budget.words)
         except ModelError as error:
             if is_away(job):
                 self._pass_over(batch, self.store.get_job(job.job_id), error, AWAY_SEC)

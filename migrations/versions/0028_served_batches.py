@@ -4,6 +4,8 @@ Revision 0028. Taking it back drops them; jobs stay.
 
 The most tokens of a group that is there follow from its job's spec. A row with a larger
 `max_tokens` of its own may take more: such rows of jobs that were read before may exceed a budget.
+
+Tenants' shares are counted in device seconds instead of tokens from here on, so all begin alike.
 """
 
 from collections.abc import Iterator
@@ -22,6 +24,7 @@ down_revision = "0027"
 DEFAULT_POOL = "default"
 _OF_PROCESSES = (("region", sa.Text, None), ("is_spot", sa.Boolean, sa.false()))
 _OF_GROUPS = ("most_tokens", "most_row_tokens", "reserved_tokens")
+_OF_TENANTS = ("credit", "sec_per_token")
 
 
 def _text(*names: str, nullable: bool = False) -> list[sa.Column[Any]]:
@@ -104,8 +107,11 @@ def _add_budgets() -> None:
         sa.PrimaryKeyConstraint("tenant", "day", name="pk_tenant_spending"),
     )
     with _next_group_index():
-        add_columns("groups", [(name, sa.BigInteger, "0") for name in _OF_GROUPS])
+        counts = [(name, sa.BigInteger, "0") for name in _OF_GROUPS]
+        add_columns("groups", [*counts, ("charged_sec", sa.Double, "0")])
     _estimate_bounds()
+    op.execute("DELETE FROM tenants")
+    add_columns("tenants", [(name, sa.Double, "0") for name in _OF_TENANTS])
 
 
 @contextmanager
@@ -143,7 +149,9 @@ def downgrade() -> None:
     drop_columns("worker_processes", [name for name, _, _ in _OF_PROCESSES])
     drop_columns("worker_sessions", ["pool"])
     with _next_group_index():
-        drop_columns("groups", _OF_GROUPS)
+        drop_columns("groups", [*_OF_GROUPS, "charged_sec"])
+    op.execute("DELETE FROM tenants")
+    drop_columns("tenants", _OF_TENANTS)
     for table in ("tenant_spending", "tenant_budgets"):
         op.drop_table(table)
     for table in ("api_keys", "batches", "files"):

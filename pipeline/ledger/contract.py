@@ -223,8 +223,8 @@ class Store(Serving, Budgeting, Earlier, Placing, Protocol):
         """Claim the next group at PROPOSE or VERIFY in fair-share order; None when there is none.
 
         Only jobs that name `model` for that stage and have no cancel flag count. By `fair_share`,
-        the highest priority goes first, then the tenant that was served least, then its oldest job,
-        then the group with most prompt tokens (the lowest index of several). The tenant is charged.
+        the tenant that was served least goes first, then its job of the highest priority, then the
+        group with most prompt tokens (the lowest index of several). The tenant is charged.
         Groups whose attempts are used up are skipped: `close_over` and `claim_group` close those.
         `serves` as in `claim_group`; jobs of other classes are skipped, as are all but `jobs`.
         """

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
+from specbatch.pipeline.ledger.fair_share import Turn
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.records import JobRow, JobState
 from specbatch.schemas.serving import (
@@ -59,6 +60,9 @@ class Serving(Protocol):
 
     def open_batches(self, service_id: str) -> list[BatchRow]:
         """Those of all tenants that one service has not ended, oldest first."""
+
+    def in_turn(self, job_ids: Sequence[str]) -> list[Turn]:
+        """These jobs in fair-share order: the first is to be done first."""
 
     def begin_batch(self, batch_id: str, model: str, requests: int) -> BatchRow:
         """Its file is good: a job is to be submitted. One that was cancelled meanwhile stays so."""

@@ -14,6 +14,7 @@ from ledger.builders import (
     LEASE_SEC,
     NO_TIME,
     RESULTS,
+    ROW_BOUND,
     Clock,
     completion,
     new_group,
@@ -23,9 +24,10 @@ from ledger.builders import (
 from sqlalchemy import select
 
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.ledger.fair_share import SEC_PER_TOKEN
 from specbatch.pipeline.ledger.sql.migrate import open_store
 from specbatch.pipeline.ledger.sql.store import SqlStore
-from specbatch.schemas.records import GroupWork, Lease, NewGroup, Stage
+from specbatch.schemas.records import GroupWork, Lease, NewGroup, Stage, StageTiming
 from specbatch.schemas.tables import Tenant
 
 SPEC = {"sampling": {"max_tokens": 10, "n": 2}}
@@ -70,7 +72,7 @@ def test_the_longest_group_of_a_job_goes_first_and_then_the_lowest(store: Store)
     assert [index for _, index in order(store)] == [1, 3, 4, 0, 2]
 
 
-def test_classes_go_before_tenants_and_tenants_before_the_age_of_jobs(
+def test_tenants_go_before_priorities_and_priorities_before_the_age_of_jobs(
     store: Store, clock: Clock
 ) -> None:
     plan(store, "job-low", 1, tenant="a", priority=2)
@@ -81,10 +83,35 @@ def test_classes_go_before_tenants_and_tenants_before_the_age_of_jobs(
     clock.advance(1)
     plan(store, "job-b", 2, tenant="b")
     clock.advance(1)
-    plan(store, "job-high", 1, tenant="c", priority=0)
+    plan(store, "job-b-high", 1, tenant="b", priority=0)
     assert [job for job, _ in order(store)] == [
-        "job-high", "job-a-old", "job-b", "job-a-old", "job-b", "job-a-new", "job-low",
+        "job-b-high", "job-a-old", "job-a-old", "job-b", "job-a-new", "job-b", "job-low",
     ]  # fmt: skip
+
+
+def test_of_a_tenants_jobs_the_earlier_deadline_goes_before_the_older_job(
+    store: Store, clock: Clock
+) -> None:
+    plan(store, "job-old", 1)
+    plan(store, "job-later", 1, deadline_sec=9000.0)
+    clock.advance(1)
+    plan(store, "job-sooner", 1, deadline_sec=8000.0)
+    assert [job for job, _ in order(store)] == ["job-sooner", "job-later", "job-old"]
+
+
+def test_a_job_near_its_deadline_goes_before_another_tenant_by_a_minute_at_most(
+    store: Store, clock: Clock
+) -> None:
+    plan(store, "job-other", 3, tenant="other")
+    plan(store, "job-urgent", 4, tenant="urgent", deadline_sec=100.0)
+    first, second = found(next_of(store)), found(next_of(store))
+    assert {w.lease.job_id for w in (first, second)} == {"job-other", "job-urgent"}, "not yet"
+    clock.advance(51.0)
+    third, fourth = found(next_of(store)), found(next_of(store))
+    assert [w.lease.job_id for w in (third, fourth)] == ["job-urgent"] * 2
+    for work in (third, fourth):
+        store.advance(work.lease, Stage.RECORD, RESULTS, StageTiming(40.0))
+    assert found(next_of(store)).lease.job_id == "job-other", "it is ahead by 80 seconds"
 
 
 def test_only_groups_of_the_model_and_the_stage_can_be_had(store: Store) -> None:
@@ -204,8 +231,9 @@ def drain(store: Store, claimers: int, others: int) -> list[tuple[str, int]]:
         if not others:
             return claimed
         if len(held) >= claimers or work is None:
-            lease = held.popleft().lease
-            store.advance(lease, Stage.RECORD, RESULTS, NO_TIME)
+            done = held.popleft()
+            lease, took = done.lease, StageTiming(float(done.rows))
+            store.advance(lease, Stage.RECORD, RESULTS, took)
             lease = found(
                 store.claim_group(lease.job_id, lease.group_index or 0, Stage.RECORD, "r", 60)
             ).lease
@@ -265,7 +293,7 @@ def test_who_comes_back_after_idling_has_saved_nothing(store: Store) -> None:
     assert 9 <= claimed.count("job-late") <= 11
 
 
-COST = 100.0  # of a claim of `plan`: 20 tokens of prompts, and 4 rows of 2 samples of 10
+COST = 4 * ROW_BOUND * SEC_PER_TOKEN  # of a claim of `plan`, before a group has ended
 
 
 def clocks(store: Store) -> dict[str, tuple[float, float]]:
@@ -287,8 +315,42 @@ def test_a_claim_moves_its_tenant_on_by_its_cost(store: Store, clock: Clock) -> 
     found(next_of(store))
     assert clocks(store)["a"] == (COST, 2 * COST)
     plan(store, "job-late", 1, tenant="late")
-    found(next_of(store))
+    for job in ("job-b", "job-late"):
+        assert found(next_of(store)).lease.job_id == job
     assert clocks(store)["late"] == (COST, 2 * COST), "where the furthest of the others began"
+
+
+def test_the_end_of_an_attempt_charges_what_it_took(store: Store) -> None:
+    plan(store, "job-a", 3, tenant="a")
+    lease = found(next_of(store)).lease
+    store.advance(lease, Stage.RECORD, RESULTS, StageTiming(16.0))
+    assert clocks(store)["a"] == (0.0, pytest.approx(16.0))
+    lease = found(next_of(store)).lease
+    assert clocks(store)["a"] == (pytest.approx(16.0), pytest.approx(32.0)), "as the one before"
+    assert store.release(lease, "the worker was stopped", forgiven=True)
+    assert clocks(store)["a"][1] == pytest.approx(16.0), "nothing was reported of it"
+
+
+def test_what_was_charged_too_much_is_not_lost_to_who_claimed_meanwhile(store: Store) -> None:
+    """`a` was charged with 1000 seconds and took 10. `b` began at 500 meanwhile, which is no
+    reason for `a` to begin there too."""
+    for tenant in "ab":
+        plan(store, f"job-{tenant}", 9, tenant=tenant)
+    for took in (1000.0, 500.0):
+        lease = found(next_of(store)).lease
+        store.advance(lease, Stage.RECORD, RESULTS, StageTiming(took))
+    assert {t: served for t, (_, served) in clocks(store).items()} == {
+        "a": pytest.approx(1000.0), "b": pytest.approx(500.0)
+    }  # fmt: skip
+    second = found(next_of(store)).lease
+    assert second.job_id == "job-b"
+    third = found(next_of(store)).lease
+    assert clocks(store)["a"][1] == pytest.approx(2000.0), third
+    store.advance(third, Stage.RECORD, RESULTS, StageTiming(10.0))
+    store.advance(second, Stage.RECORD, RESULTS, StageTiming(1600.0))
+    next_of_a = found(next_of(store)).lease
+    assert next_of_a.job_id == "job-a"
+    assert clocks(store)["a"][0] == pytest.approx(1010.0)
 
 
 class Rules:
@@ -300,22 +362,24 @@ class Rules:
         self.times: dict[str, tuple[float, float]] = {}
 
     def claim(self) -> tuple[str, int] | None:
-        """(job, rows): the highest class, who was served least, the oldest job, its longest
-        group."""
+        """(job, rows): whose tenant begins first, of it the highest class, the oldest job, its
+        longest group."""
         due = [(job, *of) for job, of in self.jobs.items() if of[2]]
         if not due:
             return None
-        job, tenant, of_class, free = min(
-            due, key=lambda one: (one[2], self.times.get(one[1], (0.0, 0.0))[1], one[0])
-        )
+        starts = {tenant: self.start(tenant) for _, tenant, _, _ in due}
+        job, tenant, _, free = min(due, key=lambda one: (starts[one[1]], one[2], one[0]))
         rows = max(free)
         free.remove(rows)
-        others = {t for t, c, _ in self.jobs.values() if c == of_class and t != tenant}
-        floor = max((self.times.get(other, (0.0, 0.0))[0] for other in others), default=0.0)
-        start = max(self.times.get(tenant, (0.0, 0.0))[1], floor)
-        cost = (rows * 5 + rows * 20) / self.weights.get(tenant, 1.0)  # prompts, 2 samples of 10
-        self.times[tenant] = start, start + cost
+        cost = rows * ROW_BOUND * SEC_PER_TOKEN / self.weights.get(tenant, 1.0)
+        self.times[tenant] = min(starts.values()), starts[tenant] + cost
         return job, rows
+
+    def start(self, tenant: str) -> float:
+        """Where a claim of the tenant begins: nowhere behind the others."""
+        others = {t for t, _, _ in self.jobs.values() if t != tenant}
+        floor = max((self.times.get(other, (0.0, 0.0))[0] for other in others), default=0.0)
+        return max(self.times.get(tenant, (0.0, 0.0))[1], floor)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -363,7 +427,7 @@ def test_a_claim_is_charged_to_the_weight_that_the_tenant_has_by_then(
 def test_one_that_was_never_served_goes_before_one_that_was(
     weighted: Callable[[dict[str, float]], Store], clock: Clock
 ) -> None:
-    store = weighted({"heavy": 1000.0})  # a claim costs it a tenth of a token
+    store = weighted({"heavy": 1000.0})  # a claim costs it next to nothing
     plan(store, "job-heavy", 2, tenant="heavy")
     found(next_of(store))
     clock.advance(1)

@@ -10,9 +10,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from ledger.builders import LEASE_SEC, NO_TIME, RESULTS, completion, new_group, new_job, position
+from ledger.builders import (
+    LEASE_SEC,
+    NO_TIME,
+    RESULTS,
+    ROW_BOUND,
+    completion,
+    new_group,
+    new_job,
+    position,
+)
 from sqlalchemy import event, text
 
+from specbatch.pipeline.ledger.fair_share import SEC_PER_TOKEN
 from specbatch.pipeline.ledger.sql.migrate import open_store
 from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.schemas.records import Stage
@@ -150,7 +160,7 @@ def test_processes_that_claim_at_once_share_all_groups_out(store: SqlStore, url:
     assert claimed == Counter(f"job{j:05d} {i}" for j in range(3) for i in range(40))
     with store._db._reader.connect() as connection:
         served = dict(connection.execute(text("SELECT tenant, served FROM tenants")).all())
-    tokens = sum(rows * 5 + rows * 128 for rows in (1 + i % 7 for i in range(40)))
+    tokens = ROW_BOUND * sum(1 + i % 7 for i in range(40))
     # Who came last of the three began where the least of the others was, which is not its charge.
-    assert min(served.values()) >= tokens
+    assert min(served.values()) >= 0.999 * tokens * SEC_PER_TOKEN
     assert set(served) == {"tenant-0", "tenant-1", "tenant-2"}

@@ -11,23 +11,38 @@ import pytest
 from specbatch.pipeline.ledger import fair_share, rules
 from specbatch.pipeline.ledger.fair_share import Waiting
 
-JOB = Waiting("job", "a", 1, 100.0, True, 0.0, 0.0, 10)
+JOB = Waiting("job", "a", 1, 100.0, True, 0.0, 0.0)
 
 
 def names(*waiting: Waiting) -> list[str]:
-    return [job.job_id for job in fair_share.by_turn(waiting)]
+    return [turn.job.job_id for turn in fair_share.by_turn(waiting)]
 
 
-def test_a_higher_class_goes_before_whoever_was_served_less() -> None:
-    high = replace(JOB, job_id="high", tenant="b", priority=0, served=1e9, created_at=900.0)
-    low = replace(JOB, job_id="low", tenant="c", priority=2)
-    assert names(low, JOB, high) == ["high", "job", "low"]
+def floor_of(job: Waiting, *others: Waiting) -> float:
+    return next(t.floor for t in fair_share.by_turn([job, *others]) if t.job is job)
 
 
-def test_within_a_class_who_was_served_least_goes_first_and_then_the_oldest_job() -> None:
-    other = replace(JOB, job_id="other", tenant="b", served=5.0, created_at=1.0)
+def test_the_tenant_that_was_served_least_goes_first_whatever_the_priorities() -> None:
+    high = replace(JOB, job_id="high", tenant="b", priority=0, served=9.0)
+    assert names(high, JOB) == ["job", "high"]
+
+
+def test_of_a_tenant_the_priority_goes_first_then_the_deadline_then_the_oldest_job() -> None:
+    high = replace(JOB, job_id="high", priority=0, created_at=900.0)
+    soon = replace(JOB, job_id="soon", deadline_at=2000.0, created_at=800.0)
+    later = replace(JOB, job_id="later", deadline_at=3000.0, created_at=1.0)
     newer = replace(JOB, job_id="newer", created_at=200.0)
-    assert names(newer, other, JOB) == ["job", "newer", "other"]
+    assert names(newer, later, JOB, soon, high) == ["high", "soon", "later", "job", "newer"]
+
+
+def test_an_urgent_job_goes_first_while_its_tenant_is_ahead_by_less_than_the_lead() -> None:
+    urgent = replace(JOB, job_id="urgent", tenant="b", deadline_at=2000.0, is_urgent=True)
+    at = [(1.0, 59.0, "urgent"), (1.0, 60.0, "job"), (4.0, 14.0, "urgent"), (4.0, 15.0, "job")]
+    for weight, served, expected in at:
+        ahead = replace(urgent, served=served, started=0.0, weight=weight)
+        first, *_ = fair_share.by_turn([JOB, ahead])
+        assert first.job.job_id == expected
+        assert first.reached == 0.0, "where the one begins that has to wait"
 
 
 def test_a_job_whose_groups_are_all_held_has_no_turn() -> None:
@@ -35,20 +50,29 @@ def test_a_job_whose_groups_are_all_held_has_no_turn() -> None:
 
 
 def test_who_comes_back_begins_where_the_others_are() -> None:
-    others = [replace(JOB, tenant=t, served=s + 9.0, started=s) for t, s in (("b", 50), ("c", 40))]
-    assert fair_share.floor_of(JOB, [JOB, *others]) == 50.0
+    others = [
+        replace(JOB, job_id=t, tenant=t, served=s + 9.0, started=s)
+        for t, s in (("b", 50.0), ("c", 40.0))
+    ]
+    assert floor_of(JOB, *others) == 50.0
     held = [replace(other, is_due=False) for other in others]
-    assert fair_share.floor_of(JOB, [JOB, *held]) == 50.0, "they have work, though none is due"
-    elsewhere = [replace(other, priority=0) for other in others]
-    assert fair_share.floor_of(JOB, [JOB, *elsewhere]) == 0.0
-    assert fair_share.floor_of(JOB, [JOB, replace(JOB, started=70.0)]) == 0.0, "that is itself"
+    assert floor_of(JOB, *held) == 50.0, "they have work, though none is due"
+    assert floor_of(JOB, replace(JOB, job_id="second", started=70.0, served=70.0)) == 0.0
+    given_back = replace(others[0], served=30.0)
+    assert floor_of(JOB, given_back) == 30.0, "its last claim was charged too much"
 
 
-def test_a_claim_costs_its_tokens_by_weight() -> None:
-    assert fair_share.cost_of(4, 20, 10, 1.0) == 60.0
-    assert fair_share.cost_of(4, 20, 10, 3.0) == 20.0
-    assert fair_share.tokens_per_row(32, 3) == 96
-    assert fair_share.tokens_per_row(None, None) == fair_share.MAX_TOKENS == 128
+def test_what_estimates_were_too_high_is_no_idle_time() -> None:
+    other = replace(JOB, job_id="other", tenant="b", served=59.0, started=50.0)
+    behind = replace(JOB, served=10.0, started=5.0, credit=30.0)
+    assert [t.reached for t in fair_share.by_turn([behind, other])] == [20.0, 20.0]
+
+
+def test_the_estimate_is_of_the_tenants_own_groups_else_of_the_others() -> None:
+    a, b = (replace(JOB, tenant=t, sec_per_token=r) for t, r in (("b", 0.2), ("c", 0.4)))
+    rates = {t.job.tenant: t.sec_per_token for t in fair_share.by_turn([JOB, a, b])}
+    assert rates == {"a": pytest.approx(0.3), "b": 0.2, "c": 0.4}
+    assert fair_share.by_turn([JOB])[0].sec_per_token == fair_share.SEC_PER_TOKEN
 
 
 @pytest.mark.parametrize(
@@ -84,9 +108,10 @@ class Tenants:
             served, started = self.times.get(name, (0.0, 0.0))
             job = replace(JOB, job_id=name, tenant=name, created_at=float(place))
             waiting.append(replace(job, served=served, started=started))
-        job = fair_share.by_turn(waiting)[0]
+        turn = fair_share.by_turn(waiting)[0]
+        job = turn.job
         cost = self.chance.choice(self.sizes[job.tenant])
-        start = max(job.served, fair_share.floor_of(job, waiting))
+        start = max(job.served, turn.floor)
         self.times[job.tenant] = (start + cost / self.weights.get(job.tenant, 1.0), start)
         self.got[job.tenant] += int(cost)
 

@@ -31,6 +31,7 @@ from specbatch.schemas.records import JobState, Stage
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import load_spec
 from support.openlineage import unset
+from support.openlineage_rules import RULES, checked
 from support.stand_ins import Site
 from support.tree import ROOT
 from support.webhooks import Receiver, receiving
@@ -88,7 +89,8 @@ def work(site: Site, *kinds: Stage) -> None:
 
 
 def said(receiver: Receiver) -> list[dict[str, Any]]:
-    return [json.loads(body) for _, body in receiver.got]
+    """The events, each checked against OpenLineage's rules."""
+    return [checked(json.loads(body)) for _, body in receiver.got]
 
 
 def kinds(receiver: Receiver) -> list[str]:
@@ -149,6 +151,29 @@ def test_the_facet_of_our_own_is_as_its_schema_says(site: Site, receiver: Receiv
         assert pointer.split("/")[1] in schema["$defs"]
     without = {name: value for name, value in facet.items() if name != "tokens"}
     assert not checker.is_valid({FACET: without})
+
+
+def test_an_event_without_what_openlineage_requires_is_told_from_ours(
+    site: Site, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All other tests check each event that they get by these rules."""
+    monkeypatch.setenv("OPENLINEAGE_PARENT_ID", PARENT)
+    submit(site, PROMPTS)
+    work(site)
+    notifier(site).send_due()
+    *_, end = said(receiver)
+    found = set(end["run"]["facets"]) | set(end["job"]["facets"])
+    assert found == {"processing_engine", "parent", "jobType", FACET}
+    required = ["eventType", "eventTime", "producer", "schemaURL", "run", "job"]
+    for name in required:
+        assert not RULES.is_valid({key: value for key, value in end.items() if key != name})
+    for facet in end["run"]["facets"].values():
+        url = facet.pop("_schemaURL")
+        assert not RULES.is_valid(end)
+        facet["_schemaURL"] = url
+    assert RULES.is_valid(end)
+    assert not RULES.is_valid({**end, "eventTime": "yesterday"})
+    assert not RULES.is_valid({**end, "eventType": "DONE"})
 
 
 def test_columns_of_the_output_name_those_that_they_come_from(

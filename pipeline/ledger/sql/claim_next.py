@@ -6,38 +6,38 @@ those that a budget of their tenant does not cover, which takes a few statements
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
 from sqlalchemy import (
     BindParameter,
+    ColumnElement,
     Connection,
-    Double,
     Executable,
     Select,
+    and_,
     bindparam,
-    case,
     func,
     literal,
+    or_,
     select,
 )
 
 from specbatch.pipeline.ledger import fair_share, rules
-from specbatch.pipeline.ledger.fair_share import Waiting
-from specbatch.pipeline.ledger.sql import budgets, leases, pinning, residency
+from specbatch.pipeline.ledger.fair_share import Turn, Waiting
+from specbatch.pipeline.ledger.sql import budgets, leases, pinning, residency, shares
 from specbatch.pipeline.ledger.sql.leases import Claimer
-from specbatch.pipeline.ledger.sql.transactions import Now, upsert
-from specbatch.schemas.numeric_class import Pinned
+from specbatch.pipeline.ledger.sql.transactions import Now
 from specbatch.schemas.records import GroupWork, Stage
+from specbatch.schemas.serving import BatchPhase
+from specbatch.schemas.serving_tables import Batch
 from specbatch.schemas.tables import Group, Job, Tenant, group_is_open, job_is_live
 
 _ROUNDS = 3  # reads of who waits; others may have taken every group of the first
 _JOBS_TRIED = 8  # in each round
 _LONGEST = (Group.prompt_tokens.desc(), Group.group_index)
-_MOST_TOKENS = Job.spec[("sampling", "max_tokens")].as_integer()
-_SAMPLES = Job.spec[("sampling", "n")].as_integer()
 
 
 def claim_next(
@@ -57,26 +57,32 @@ def claim_next(
         return None
     rooms: Mapping[str, int | None] = {}
     for _ in range(_ROUNDS):
-        waiting = _waiting(conn, now, claimer, model)
-        wanted = waiting if jobs is None else [job for job in waiting if job.job_id in jobs]
-        due = fair_share.by_turn(budgets.affordable(conn, now, wanted, may_claim))
+        waiting = _waiting(conn, now, claimer, model, weights)
+        due = [
+            turn
+            for turn in fair_share.by_turn(budgets.affordable(conn, now, waiting, may_claim))
+            if (serves is None or serves.works_on(turn.job.job_id))
+            and (jobs is None or turn.job.job_id in jobs)
+        ]
         if not due:
             return None
         tried = due[:_JOBS_TRIED]
-        limited = {job.tenant for job in tried if job.is_budgeted}
+        limited = {turn.job.tenant for turn in tried if turn.job.is_budgeted}
         # Once for all: two claims that took one lock after the other could wait for each other.
         rooms = rooms or budgets.rooms_to_claim(conn, now, limited)
-        for job in tried:
+        for turn in tried:
+            job = turn.job
             if job.is_budgeted and job.tenant not in rooms:
                 continue  # it came later, and the next claim takes its lock
             # One statement, so exactly one claimer wins the group.
             room = rooms.get(job.tenant)
             claim = _longest_claim(now, claimer, is_limited=room is not None)
-            parameters = {"of_job": job.job_id, **({} if room is None else {"of_room": room})}
+            parameters: dict[str, Any] = {"of_job": job.job_id, shares.RATE: turn.sec_per_token}
+            parameters |= {} if room is None else {"of_room": room}
             work = leases.taken(conn, claim, claimer.max_attempts, parameters)
             if work is not None:
-                weight = weights.get(job.tenant, fair_share.DEFAULT_WEIGHT)
-                pinned = _charge(conn, job, work, fair_share.floor_of(job, waiting), weight)
+                assert work.lease.group_index is not None, "a group was claimed"
+                pinned = shares.charge(conn, turn, work.lease.group_index)
                 if serves is None:
                     return work
                 pinning.check(serves, job.job_id, pinned)
@@ -84,24 +90,47 @@ def claim_next(
     return None
 
 
-def _waiting(conn: Connection, now: Now, claimer: Claimer, model: str) -> list[Waiting]:
-    """Live jobs of the model and a served class with open groups at the stage."""
-    rows = conn.execute(_waiting_query(now, claimer, model))
-    return [
-        Waiting(
-            row.job_id,
-            row.tenant,
-            row.priority,
-            row.created_at,
-            row.a_due_one is not None,
-            row.served,
-            row.started,
-            fair_share.tokens_per_row(row.max_tokens, row.samples),
-            bool(row.is_budgeted),
-        )
-        for row in rows
-        if row.an_open_one is not None
-    ]
+def in_turn(
+    conn: Connection, now: Now, job_ids: Sequence[str], weights: Mapping[str, float]
+) -> list[Turn]:
+    """These jobs in fair-share order, whatever is to be done for them."""
+    query = select(*_facts(now), literal(False).label("is_budgeted"))
+    query = query.outerjoin(Tenant, Tenant.tenant == Job.tenant).where(Job.job_id.in_(job_ids))
+    return fair_share.by_turn([_as_waiting(row, True, weights) for row in conn.execute(query)])
+
+
+def _waiting(
+    conn: Connection, now: Now, claimer: Claimer, model: str, weights: Mapping[str, float]
+) -> list[Waiting]:
+    """Live jobs of the model and a served class with open groups at the stage.
+
+    Of a process that works on one job, also those whose batches wait until it is their turn there.
+    """
+    found = []
+    for row in conn.execute(_waiting_query(now, claimer, model)):
+        is_mine = claimer.serves is None or claimer.serves.works_on(row.job_id)
+        if not is_mine or row.an_open_one is not None:
+            is_due = not is_mine or row.a_due_one is not None
+            found.append(_as_waiting(row, is_due, weights))
+    return found
+
+
+def _as_waiting(row: Any, is_due: bool, weights: Mapping[str, float]) -> Waiting:
+    return Waiting(
+        row.job_id,
+        row.tenant,
+        row.priority,
+        row.created_at,
+        is_due,
+        row.served,
+        row.started,
+        row.credit,
+        row.sec_per_token,
+        weights.get(row.tenant, fair_share.DEFAULT_WEIGHT),
+        row.deadline_at,
+        bool(row.is_urgent),
+        bool(row.is_budgeted),
+    )
 
 
 @lru_cache(maxsize=16)
@@ -114,24 +143,37 @@ def _waiting_query(now: Now, claimer: Claimer, model: str) -> Select[Any]:
     an_open_one = select(Group.group_index).where(*there).order_by(*_LONGEST).limit(1)
     a_due_one = an_open_one.where(*leases.may_claim(now, claimer))
     is_budgeted = budgets.is_budgeted(Job.tenant) if named is Job.verifier else literal(False)
+    which = and_(named == model, *pinning.served(claimer.serves))
+    if claimer.serves is not None and claimer.serves.only_job is not None:
+        which = or_(which, _of_a_batch_in_line())
     return (
         select(
-            Job.job_id,
-            Job.tenant,
-            Job.priority,
-            Job.created_at,
+            *_facts(now),
             an_open_one.correlate(Job).scalar_subquery().label("an_open_one"),
             a_due_one.correlate(Job).scalar_subquery().label("a_due_one"),
-            func.coalesce(Tenant.served, 0.0).label("served"),
-            func.coalesce(Tenant.started, 0.0).label("started"),
-            _MOST_TOKENS.label("max_tokens"),
-            _SAMPLES.label("samples"),
             is_budgeted.label("is_budgeted"),
         )
         .outerjoin(Tenant, Tenant.tenant == Job.tenant)
-        .where(job_is_live(), named == model, ~Job.cancel_requested)
-        .where(*pinning.served(claimer.serves), *residency.placed(claimer.site))
+        .where(job_is_live(), ~Job.cancel_requested, which, *residency.placed(claimer.site))
     )
+
+
+def _facts(now: Now) -> list[ColumnElement[Any]]:
+    """Of a job and its tenant, what the order follows from."""
+    of_tenant = (Tenant.served, Tenant.started, Tenant.credit, Tenant.sec_per_token)
+    # Whether less than half of the time to its deadline is left; NULL: it has none.
+    is_urgent = (Job.deadline_at - now) * 2 < Job.deadline_at - Job.created_at
+    return [
+        *(Job.job_id, Job.tenant, Job.priority, Job.created_at, Job.deadline_at),
+        *(func.coalesce(column, 0.0).label(column.key) for column in of_tenant),
+        is_urgent.label("is_urgent"),
+    ]
+
+
+def _of_a_batch_in_line() -> ColumnElement[bool]:
+    """Whether the job's batch is open and waits for nothing but its turn."""
+    in_line = (Batch.phase != BatchPhase.ENDED.value, Batch.waits_because.is_(None))
+    return select(Batch.batch_id).where(Batch.job_id == Job.job_id, *in_line).exists()
 
 
 @lru_cache(maxsize=16)
@@ -151,45 +193,4 @@ def _longest_claim(now: Now, claimer: Claimer, is_limited: bool = False) -> Exec
         .scalar_subquery()
     )
     which = (*free, Group.group_index == longest, *pinning.job_is_served(job, claimer.serves))
-    return leases.taking(now, claimer, *which)
-
-
-def _charge(conn: Connection, job: Waiting, work: GroupWork, floor: float, weight: float) -> Pinned:
-    """Advance the tenant's virtual time in its row, whatever was read of it before.
-
-    Returns what the job has pinned, which costs no statement here.
-    """
-    cost = fair_share.cost_of(work.rows, work.prompt_tokens, job.tokens_per_row, weight)
-    parameters = {
-        "of_job": job.job_id,
-        "of_tenant": job.tenant,
-        "new_weight": weight,
-        "floor": floor,
-        "cost": cost,
-        "first": floor + cost,
-    }
-    return Pinned(*conn.execute(_charging(conn.dialect.name), parameters).one())
-
-
-@lru_cache(maxsize=2)
-def _charging(dialect: str) -> Executable:
-    floor = bindparam("floor", type_=Double)
-    start = case((Tenant.served > floor, Tenant.served), else_=floor)
-    values = {
-        "tenant": bindparam("of_tenant"),
-        "weight": bindparam("new_weight"),
-        "started": floor,
-        "served": bindparam("first"),
-    }
-    known = {
-        "weight": bindparam("new_weight"),
-        "started": start,
-        "served": start + bindparam("cost", type_=Double),
-    }
-    made: Executable = (
-        upsert(dialect, Tenant)
-        .values(**values)
-        .on_conflict_do_update(index_elements=[Tenant.tenant], set_=known)
-        .returning(*pinning.pinned_columns())
-    )
-    return made
+    return leases.taking(now, claimer, *which, charged_sec=shares.estimate())

@@ -14,7 +14,7 @@ from sqlalchemy.dialects import sqlite
 from specbatch.pipeline.audit import entries
 from specbatch.pipeline.audit.digests import KEPT_BYTES
 from specbatch.pipeline.ledger import rules
-from specbatch.pipeline.ledger.sql import audit_log, budgets, copying, jobs, time
+from specbatch.pipeline.ledger.sql import audit_log, budgets, copying, jobs, shares, time
 from specbatch.pipeline.ledger.sql import usage as sql_usage
 from specbatch.pipeline.ledger.sql.jobs import FREE
 from specbatch.pipeline.ledger.sql.transactions import Now
@@ -39,19 +39,22 @@ def advance(
     spent: Spent | None = None,
     usage: UsageMeter | None = None,
 ) -> None:
-    """One statement: the fence, the artefact, the timing and the next stage; then the device
-    time."""
+    """One statement: the fence, the artefact, the timing and the next stage; then the device time,
+    and what its tenant is charged for it."""
     rules.check_step(lease.stage, to, artefact is not None)
     column = "drafts" if to is Stage.VERIFY else "results"
     _leave(conn, now, lease, to, {column: artefact and asdict(artefact)}, asdict(timing))
     if spent is not None:
         time.keep(conn, now, lease, spent)
     sql_usage.keep(conn, lease, usage)
+    shares.settle(conn, lease, timing.compute_sec)
 
 
 def cancel(conn: Connection, now: Now, lease: Lease) -> None:
     jobs.lock(conn, lease.job_id)
     _leave(conn, now, lease, Stage.CANCELLED)
+    if lease.stage in rules.CANCELLABLE:
+        shares.settle_given_back(conn, lease)
     jobs.move_if_done(conn, now, lease.job_id)
 
 
@@ -87,6 +90,7 @@ def keep_part(
     if spent is not None:
         time.keep(conn, now, lease, spent)
     sql_usage.keep(conn, lease, usage)
+    shares.settle(conn, lease, timing.compute_sec, is_whole=False)
 
 
 def _keep(

@@ -22,7 +22,15 @@ from sqlalchemy import (
 
 from specbatch.pipeline.audit import entries
 from specbatch.pipeline.ledger import rules, split_rules
-from specbatch.pipeline.ledger.sql import audit_log, budgets, jobs, pinning, residency, splitting
+from specbatch.pipeline.ledger.sql import (
+    audit_log,
+    budgets,
+    jobs,
+    pinning,
+    residency,
+    shares,
+    splitting,
+)
 from specbatch.pipeline.ledger.sql.jobs import FREE
 from specbatch.pipeline.ledger.sql.splitting import is_held
 from specbatch.pipeline.ledger.sql.transactions import Now
@@ -143,8 +151,16 @@ def may_claim(now: Now, claimer: Claimer) -> list[ColumnElement[bool]]:
     return free
 
 
-def taking(now: Now, claimer: Claimer, *which: ColumnElement[bool]) -> Executable:
-    """The statement that claims the one group that meets all conditions, for `taken`."""
+def taking(
+    now: Now,
+    claimer: Claimer,
+    *which: ColumnElement[bool],
+    charged_sec: ColumnElement[float] | float = 0.0,
+) -> Executable:
+    """The statement that claims the one group that meets all conditions, for `taken`.
+
+    `charged_sec`: what its tenant is charged with now; the attempt's end charges the rest.
+    """
     reserves = {"reserved_tokens": budgets.bound()} if claimer.stage is Stage.VERIFY else {}
     return (
         update(Group)
@@ -154,6 +170,7 @@ def taking(now: Now, claimer: Claimer, *which: ColumnElement[bool]) -> Executabl
             - case((Group.lease_until > Group.ready_at, Group.lease_until), else_=Group.ready_at),
             cut_wanted=False,
             in_flight_usd=0.0,
+            charged_sec=charged_sec,
             **reserves,
             **claimer.values(Group, now),
         )
@@ -349,6 +366,8 @@ def _release_group(
     row = conn.execute(held).first()
     if row is None:
         return Released(False)
+    if lease.stage in rules.CANCELLABLE:
+        shares.settle_given_back(conn, lease)
     spent = row.attempts - forgiven
     to = rules.stage_without_lease(lease.stage, spent, max_attempts, job.cancel_requested)
     if _ends_in_halves(conn, job, row, to, whole):

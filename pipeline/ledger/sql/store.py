@@ -14,6 +14,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 
+from specbatch.pipeline.ledger.fair_share import Turn
 from specbatch.pipeline.ledger.sql import (
     audit_log,
     by_tenant,
@@ -201,6 +202,7 @@ class SqlStore:
     _claim_group = _writes(leases.claim_group)
     _claim_next = _writes(sql_claim_next.claim_next)
     _ask_for_split = _writes(splitting.ask_for_split)
+    _in_turn = _reads_now(sql_claim_next.in_turn)
     _close_group = _writes(leases.close_group)
     _closable = _reads_now(sweeping.closable)
     _pin = _writes(pinning.pin)
@@ -246,6 +248,9 @@ class SqlStore:
         jobs: Collection[str] | None = None,
     ) -> tuple[str, int] | None:
         return self._ask_for_split(model, owner, serves, self._site, jobs)
+
+    def in_turn(self, job_ids: Sequence[str]) -> list[Turn]:
+        return self._in_turn(job_ids, self._weights)
 
     def _pinning(self, claimer: Claimer, claim: Callable[[], GroupWork | None]) -> GroupWork | None:
         """Claim, after the job has pinned a class that the owner serves."""
