@@ -310,7 +310,7 @@ def off(count: int, pause_sec: float, seconds: float) -> Row:
         values = {"verifier": str(model), "spec": {"speculation": {"depth": "off"}}}
         url = redis.url_of(0)
         with service(work, values, ["--rate", "off"], url) as here:
-            settings = Settings(**{"broker_url": url, "workspace": str(work / "specbatch-serve")})
+            settings = Settings(broker_url=url, workspace=str(work / "specbatch-serve"))
             kinds = {"all": ("--kinds", "ingest", "record", "verify", "--concurrency", "4")}
             with fleet(settings, model, kinds, work) as workers:
                 ours = [*workers.pids.values(), *([redis.pid] if redis.pid else [])]

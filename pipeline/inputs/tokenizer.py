@@ -193,7 +193,7 @@ def _light_config(folder: Path) -> Any:
 
     asked = {name: model[name] for name in ("tokenizer_class", "model_name") if name in model}
     config = PreTrainedConfig(name_or_path=str(folder), **asked)
-    config.model_type = model_type  # type: ignore[misc]  # a class's own elsewhere
+    config.model_type = model_type
     return config
 
 

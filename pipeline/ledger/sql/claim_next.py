@@ -17,6 +17,7 @@ from sqlalchemy import (
     Connection,
     Executable,
     Select,
+    SQLColumnExpression,
     and_,
     bindparam,
     func,
@@ -158,7 +159,7 @@ def _waiting_query(now: Now, claimer: Claimer, model: str) -> Select[Any]:
     )
 
 
-def _facts(now: Now) -> list[ColumnElement[Any]]:
+def _facts(now: Now) -> list[SQLColumnExpression[Any]]:
     """Of a job and its tenant, what the order follows from."""
     of_tenant = (Tenant.served, Tenant.started, Tenant.credit, Tenant.sec_per_token)
     # Whether less than half of the time to its deadline is left; NULL: it has none.

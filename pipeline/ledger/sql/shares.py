@@ -7,12 +7,14 @@ The tenant's row is locked last, after those of job and group.
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 from sqlalchemy import (
     ColumnElement,
     Connection,
     Double,
     Executable,
+    SQLColumnExpression,
     bindparam,
     case,
     func,
@@ -121,7 +123,7 @@ def _settling(learns: bool) -> Executable:
     return update(Tenant).where(Tenant.tenant == tenant).values(**values)
 
 
-def _of_group(column: ColumnElement[float]) -> ColumnElement[float]:
+def _of_group(column: SQLColumnExpression[Any]) -> ColumnElement[float]:
     this = (Group.job_id == bindparam("of_job"), Group.group_index == bindparam("of_index"))
     return select(column).where(*this).correlate(None).scalar_subquery()
 
@@ -130,9 +132,9 @@ def _number(name: str) -> ColumnElement[float]:
     return bindparam(name, type_=Double)
 
 
-def _larger(a: ColumnElement[float], b: ColumnElement[float]) -> ColumnElement[float]:
+def _larger(a: SQLColumnExpression[float], b: SQLColumnExpression[float]) -> ColumnElement[float]:
     return case((a > b, a), else_=b)
 
 
-def _smaller(a: ColumnElement[float], b: ColumnElement[float]) -> ColumnElement[float]:
+def _smaller(a: SQLColumnExpression[float], b: SQLColumnExpression[float]) -> ColumnElement[float]:
     return case((a < b, a), else_=b)
