@@ -36,7 +36,7 @@ _NONE = literal(0.0, Double)
 RATE = "of_rate"  # parameter of a claim: device seconds per token
 
 
-def estimate() -> ColumnElement[float]:
+def estimate() -> ColumnElement[Any]:
     """The device seconds that a group is charged with when it is claimed."""
     return Group.most_tokens * _number(RATE)
 
