@@ -6,9 +6,10 @@ import psycopg
 import pytest
 from sqlalchemy.exc import OperationalError
 
+from specbatch.pipeline.ledger.sql.migrate import open_store
 from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.pipeline.ledger.sql.transactions import explain
-from specbatch.schemas.errors import StoreError
+from specbatch.schemas.errors import StoreError, UsageError
 from support.servers import PrivatePostgres
 
 UNAVAILABLE = [
@@ -44,3 +45,15 @@ def test_a_database_with_no_connection_left_is_not_called_silent(
     assert "takes no more connections: " in str(caught.value)
     assert "too many connections for role" in str(caught.value)
     assert "did not answer" not in str(caught.value)
+
+
+def test_a_database_that_knows_no_encoding_is_refused_with_the_remedy(
+    own_postgres: PrivatePostgres,
+) -> None:
+    with psycopg.connect(own_postgres.url, autocommit=True) as connection:
+        connection.execute(
+            "CREATE DATABASE bytes TEMPLATE template0 ENCODING 'SQL_ASCII' LOCALE 'C'"
+        )
+    with pytest.raises(UsageError, match="database bytes has the encoding SQL_ASCII") as caught:
+        open_store(own_postgres.url_of("bytes"))
+    assert "--encoding UTF8" in str(caught.value)

@@ -146,6 +146,15 @@ def _postgres(url: URL) -> Engine:
 
     _count_statements(engine)
 
+    @event.listens_for(engine, "connect", insert=True)  # before SQLAlchemy reads text from it
+    def _check_encoding(connection: Any, _record: object) -> None:
+        if connection.info.parameter_status("server_encoding") == "SQL_ASCII":
+            connection.close()
+            raise UsageError(
+                f"the database {url.database} has the encoding SQL_ASCII, and texts are UTF-8: "
+                "make another with `createdb --template template0 --encoding UTF8 NAME`"
+            )
+
     @event.listens_for(engine, "connect")
     def _prepare(connection: Any, _record: object) -> None:
         autocommit, connection.autocommit = connection.autocommit, True
