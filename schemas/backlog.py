@@ -301,6 +301,12 @@ class Backlog:
             said[one.job_id] = first + one.words
         return said
 
+    def lacking(self, silence_sec: float) -> set[tuple[str, Stage]]:
+        """The jobs that no live worker can continue at a stage, or none may verify."""
+        alive = self.alive(silence_sec)
+        found = {(job.job_id, stage) for job in self.pinned for stage in job.lacking(alive)}
+        return found | {(one.job_id, Stage.VERIFY) for one in self.over_budget}
+
     def alive(self, silence_sec: float) -> Alive:
         """Workers with a heartbeat since then."""
         return Alive(

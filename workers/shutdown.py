@@ -114,12 +114,18 @@ class LossNotice:
             self._thread.join()
 
     def _run(self) -> None:
-        while not Path(self._path).exists():
+        while not self._is_there():
             if self._stop.wait(self._every_sec):
                 return
         log.warning("%s is there: this device is about to be taken away", self._path)
         worker_shutting_down.send(sender=self, sig="LOSS", how="Cold", exitcode=0)
         state.should_stop = 0  # as Celery's handler of SIGTERM sets it
+
+    def _is_there(self) -> bool:
+        try:
+            return Path(self._path).exists()
+        except OSError:  # this user may not look there, now
+            return False
 
 
 class Restart:

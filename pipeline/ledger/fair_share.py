@@ -2,7 +2,8 @@
 
 Tenants share device time by start-time fair queueing. Each has a virtual time, `served`: device
 seconds divided by its weight, and the least is next. A claim starts at `started` and advances its
-tenant's time by an estimate; when the group's attempt ends, what it really took replaces this.
+tenant's time by an estimate; when the group's attempt ends, what it really took replaces this. An
+attempt that is lost with its worker stays charged by its estimate.
 
 A tenant that comes back after idling starts where the others are, so nobody saves up turns. One
 that always had work may be behind them only by what estimates were too high: its `credit`.

@@ -281,7 +281,7 @@ class Requeuer:
         self._every_sec = every_sec
         self._clock = clock
         self._lock = threading.Lock()  # held while a message waits: that limits the rate
-        self._waiting: set[str] = set()  # ids of jobs that no live worker may verify
+        self._lacking: set[tuple[str, Stage]] = set()  # jobs that no live worker has at a stage
         self._read_at = -FRESH_SEC
 
     def requeue(
@@ -301,7 +301,7 @@ class Requeuer:
         if takes and not left and self._is_placed(job):
             return
         with self._lock:
-            due = [work for work in self._due(job_id, stage) if not self._is_waiting(job_id)]
+            due = [] if self._is_waiting(job_id, stage) else self._due(job_id, stage)
             if due:
                 time.sleep(self._every_sec)
                 log.debug("requeued %s: it is for other workers", due[0])
@@ -316,9 +316,9 @@ class Requeuer:
         """A unit of the job at this stage. It does not matter which: the claim decides."""
         return [w for w in self._store.due(limit=1, job_id=job_id) if w.stage is stage]
 
-    def _is_waiting(self, job_id: str) -> bool:
-        """Whether no live worker may verify the job: then the sweeper's messages are enough."""
+    def _is_waiting(self, job_id: str, stage: Stage) -> bool:
+        """Whether no live worker may do this stage: then the sweeper's messages are enough."""
         if self._clock() - self._read_at >= FRESH_SEC:
-            self._waiting = set(self._store.backlog().waiting(self._silence_sec))
+            self._lacking = self._store.backlog().lacking(self._silence_sec)
             self._read_at = self._clock()
-        return job_id in self._waiting
+        return (job_id, stage) in self._lacking

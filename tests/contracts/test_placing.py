@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from contracts.shorthand import F32, claim_job, finish, found, ingest, serving
+from contracts.shorthand import F32, TORCH, claim_job, finish, found, ingest, serving
 from ledger.builders import JOB, LEASE_SEC, NO_TIME, RESULTS, Clock, completion, new_job
 
 from specbatch.pipeline.ledger.contract import Store
@@ -59,7 +59,7 @@ def claims_verify(store: Store) -> bool:
     return had[0] is not None
 
 
-@pytest.mark.parametrize("other", ["us", "eu_west"])
+@pytest.mark.parametrize("other", ["us", "eu_west", "EU"])
 def test_no_claim_of_another_region_touches_a_bound_job(store: Store, at: At, other: str) -> None:
     there, here = at(other), at("eu-west")
     store.create_job(new_job(spec=asking(**EU)))
@@ -78,6 +78,14 @@ def test_no_claim_of_another_region_touches_a_bound_job(store: Store, at: At, ot
     here.commit_group(recording.lease, [], NO_TIME, {})
     assert there.claim_job("second", Stage.PUBLISH, "w", LEASE_SEC) is None
     assert here.claim_job("second", Stage.PUBLISH, "w", LEASE_SEC) is not None
+
+
+def test_a_class_is_pinned_that_a_worker_in_the_region_serves(store: Store, at: At) -> None:
+    for owner in ("there", "there-too", "and-there"):
+        announce(store, owner, 1, "us", serving(TORCH))
+    ingest(store, groups=1, spec=asking(**EU))
+    assert claims_verify(at("eu"))
+    assert store.get_job(JOB).numeric_class == F32
 
 
 def test_drafts_ahead_are_made_in_the_region_too(store: Store, at: At) -> None:

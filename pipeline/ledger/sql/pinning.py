@@ -27,6 +27,7 @@ from specbatch.schemas.numeric_class import (
     key_of_spec,
     preferred,
 )
+from specbatch.schemas.placement import SPOT, PlacementSpec, Site
 from specbatch.schemas.records import Stage
 from specbatch.schemas.tables import Group, Job, WorkerSession
 from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
@@ -130,15 +131,22 @@ def pin(
 def _alive(
     conn: Connection, now: Now, job: Any, own: Serves, owner: str, lease_sec: float
 ) -> list[Serves]:
-    """What live workers with the job's model serve; `own` counts once."""
+    """What live workers with the job's model serve where its rows may be; `own` counts once."""
+    placement = PlacementSpec.model_validate(job.spec.get("placement") or {})
     rows = conn.execute(
-        select(WorkerSession.owner, WorkerSession.serves).where(
+        select(
+            WorkerSession.owner, WorkerSession.serves, WorkerSession.region, WorkerSession.tenure
+        ).where(
             WorkerSession.ended_at.is_(None),
             WorkerSession.beat_at > now - LEASES_OF_SILENCE * lease_sec,
             WorkerSession.serves.is_not(None),
         )
     )
-    offers = [(row.owner, Serves.from_json(row.serves)) for row in rows]
+    offers = [
+        (row.owner, Serves.from_json(row.serves))
+        for row in rows
+        if placement.allows(Site(row.region, row.tenure == SPOT))
+    ]
     others = [
         one
         for who, one in offers

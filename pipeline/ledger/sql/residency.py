@@ -46,9 +46,9 @@ def _regions(table: Any) -> Any:
 
 
 def _names(regions: Any, name: str) -> ColumnElement[bool]:
-    """Names are between quotes, and have none."""
-    found: ColumnElement[bool] = regions.contains(f'"{name}"', autoescape=True)
-    return found
+    """Names are between quotes, and have none. (LIKE would not mind the case on SQLite.)"""
+    without: ColumnElement[bool] = func.replace(regions, f'"{name}"', "") != regions
+    return without
 
 
 def _may_be_on_spot(table: Any) -> ColumnElement[bool]:
