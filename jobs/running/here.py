@@ -221,8 +221,8 @@ def _follow(
                 if not is_alive(app) and not progress.state.is_final:
                     _check_model(worker, job)
                     raise EngineError(
-                        f"the worker in this process died, so job {job.job_id} cannot continue; its "
-                        f"log is above. Try `{resume_command(job.job_id)}`"
+                        f"the worker in this process died, so job {job.job_id} cannot continue; "
+                        f"its log is above. Try `{resume_command(job.job_id)}`"
                     )
     except KeyboardInterrupt:
         watcher.remark("stopping after the current step ...")
