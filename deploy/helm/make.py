@@ -4,8 +4,9 @@
 
 The manifests stay the one source, with their comments. A value of the chart is a place in them: its
 default is what stands there, so that the chart without values renders what kustomize does. Only
-three things differ. The namespace is the release's. `migrate` is a hook, because a job cannot be
-changed. The volume of the models stays when the release is uninstalled.
+four things differ. The namespace is the release's. `migrate` is a hook, because a job cannot be
+changed. The volume of the models stays when the release is uninstalled. Where Kubernetes takes only
+texts, numbers and booleans among the values become texts.
 """
 
 from __future__ import annotations
@@ -37,6 +38,15 @@ SWITCHES = {  # by kind: the value that leaves it out
 _WHOLE = re.compile(r"'@@(.+?)@@'")  # a mark that is a whole value, as PyYAML writes it
 _WITHIN = re.compile(r"%%(.+?)%%")
 _IN_SQL = """replace "'" "''\""""
+_TEXTS = """{{- /* A map as JSON, each of its values as a text. */ -}}
+{{- define "texts" -}}
+{{- $texts := dict -}}
+{{- range $key, $value := . -}}
+{{- $_ := set $texts $key (kindIs "string" $value | ternary $value (toJson $value)) -}}
+{{- end -}}
+{{- toJson $texts -}}
+{{- end -}}
+"""
 Document = dict[str, Any]
 
 
@@ -54,7 +64,7 @@ _ARGS = "spec.template.spec.containers.0.args"
 _RESOURCES = "spec.template.spec.containers.0.resources"
 _QUERY = "spec.triggers.0.metadata.query"
 VALUES = (
-    Value("settings", "of all of them", (("ConfigMap", "specbatch-settings", "data"),)),
+    Value("settings", "settings of all workers", (("ConfigMap", "specbatch-settings", "data"),)),
     Value("schedules", "a schedule file each", (("ConfigMap", "specbatch-schedules", "data"),)),
     Value(
         "models.storage",
@@ -66,18 +76,20 @@ VALUES = (
         "as jobs name it",
         ((_WORKER, "verify", f"{_ARGS}.3"), (_SCALER, "verify", _QUERY)),
     ),
-    Value("verify.proposer", "drafts on the spot", ((_WORKER, "verify", f"{_ARGS}.5"),)),
+    Value(
+        "verify.proposer", "draft model beside the verifier", ((_WORKER, "verify", f"{_ARGS}.5"),)
+    ),
     Value(
         "verify.kvCacheMib",
         "of one worker",
         ((_WORKER, "verify", "spec.template.spec.containers.0.env.1.value"),),
     ),
     Value("verify.resources", "of one worker", ((_WORKER, "verify", _RESOURCES),)),
-    Value("verify.least", "workers", ((_SCALER, "verify", "spec.minReplicaCount"),)),
-    Value("verify.most", "workers", ((_SCALER, "verify", "spec.maxReplicaCount"),)),
+    Value("verify.least", "fewest workers", ((_SCALER, "verify", "spec.minReplicaCount"),)),
+    Value("verify.most", "most workers", ((_SCALER, "verify", "spec.maxReplicaCount"),)),
     Value(
         "verify.night",
-        "when one is kept, whatever there is to do",
+        "when one worker stays up even without work",
         ((_SCALER, "verify", "spec.triggers.1.metadata"),),
     ),
     Value(
@@ -86,11 +98,11 @@ VALUES = (
         ((_WORKER, "propose", f"{_ARGS}.3"), (_SCALER, "propose", _QUERY)),
     ),
     Value("propose.resources", "of one worker", ((_WORKER, "propose", _RESOURCES),)),
-    Value("propose.most", "workers", ((_SCALER, "propose", "spec.maxReplicaCount"),)),
+    Value("propose.most", "most workers", ((_SCALER, "propose", "spec.maxReplicaCount"),)),
     Value("ingest.resources", "of one worker", ((_WORKER, "ingest", _RESOURCES),)),
-    Value("ingest.most", "workers", ((_SCALER, "ingest", "spec.maxReplicaCount"),)),
+    Value("ingest.most", "most workers", ((_SCALER, "ingest", "spec.maxReplicaCount"),)),
     Value("record.resources", "of one worker", ((_WORKER, "record", _RESOURCES),)),
-    Value("record.most", "workers", ((_SCALER, "record", "spec.maxReplicaCount"),)),
+    Value("record.most", "most workers", ((_SCALER, "record", "spec.maxReplicaCount"),)),
     Value(
         "warmGpus",
         "nodes kept warm beside those at work",
@@ -124,6 +136,7 @@ def files() -> dict[str, str]:
         f"templates/{name}": "".join(_template(one) for one in found if one["kind"] != "Namespace")
         for name, found in by_file.items()
     }
+    made["templates/_texts.tpl"] = _TEXTS
     made["Chart.yaml"] = _chart()
     made["values.yaml"] = "".join(_values_file(defaults, images))
     return made
@@ -153,6 +166,8 @@ def _expression(name: str, default: Any) -> str:
         return f".Values.{name} | quote"
     if isinstance(default, int):
         return f"int .Values.{name}"
+    if all(isinstance(value, str) for value in default.values()):
+        return f'include "texts" .Values.{name}'
     return f"toJson .Values.{name}"  # JSON is YAML at any indentation
 
 

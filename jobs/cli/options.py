@@ -258,11 +258,11 @@ Budget = Annotated[
 
 Regions = Annotated[
     Text,
-    _option("--regions", "only workers in these regions have the job's rows, separated by commas"),
+    _option("--regions", "regions, separated by commas, whose workers may have the job's rows"),
 ]
 Spot = Annotated[
     bool | None,
-    _option("--spot/--no-spot", "whether workers may have them whose devices can be taken away"),
+    _option("--spot/--no-spot", "whether workers on spot devices may have the job's rows"),
 ]
 
 Notify = Annotated[

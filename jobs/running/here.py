@@ -156,7 +156,8 @@ def check_place(settings: Settings, spec: JobSpec) -> None:
         where = f"region {site.region}{', on spot' if site.is_spot else ''}"
         raise UsageError(
             f"the job's rows may only be {spec.placement.words}, and this process is in {where}: "
-            "submit it to workers there, or correct SPECBATCH_REGION and SPECBATCH_TENURE"
+            "submit it without --local, to workers that may have them, or correct SPECBATCH_REGION "
+            "and SPECBATCH_TENURE"
         )
 
 
@@ -220,8 +221,8 @@ def _follow(
                 if not is_alive(app) and not progress.state.is_final:
                     _check_model(worker, job)
                     raise EngineError(
-                        f"the worker in this process died, so job {job.job_id} cannot go on; its "
-                        f"log is above. Try `{resume_command(job.job_id)}`"
+                        f"the worker in this process died, so job {job.job_id} cannot continue; "
+                        f"its log is above. Try `{resume_command(job.job_id)}`"
                     )
     except KeyboardInterrupt:
         watcher.remark("stopping after the current step ...")

@@ -6,14 +6,17 @@ import re
 import runpy
 import shutil
 import subprocess
+from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from deploy.deployed import DEPLOY, documents
 
 CHART = DEPLOY / "helm" / "specbatch"
 MAKER = runpy.run_path(str(DEPLOY / "helm" / "make.py"))
 FILES: dict[str, str] = MAKER["files"]()
+MANIFESTS = {name: text for name, text in FILES.items() if name.endswith(".yaml") and "/" in name}
 BASE = DEPLOY / "kubernetes" / "base"
 VALUES = yaml.safe_load(FILES["values.yaml"])
 HELM = shutil.which("helm")
@@ -25,7 +28,7 @@ def test_each_file_is_what_the_manifests_make() -> None:
 
 
 def test_every_value_that_a_template_names_is_there_and_each_is_used() -> None:
-    templates = "".join(text for name, text in FILES.items() if name.startswith("templates/"))
+    templates = "".join(MANIFESTS.values())
     named = set(re.findall(r"\.Values\.([\w.]+)", templates))
     for name in named:
         found: Any = VALUES
@@ -43,8 +46,7 @@ def test_every_value_that_a_template_names_is_there_and_each_is_used() -> None:
 def test_with_its_own_values_the_chart_renders_the_manifests() -> None:
     made = {
         (d["kind"], d["metadata"]["name"]): d
-        for name, text in FILES.items()
-        if name.startswith("templates/")
+        for name, text in MANIFESTS.items()
         for d in _rendered(name, text)
     }
     base = [d for path in BASE.glob("*.yaml") for d in documents(path) if "metadata" in d]
@@ -56,19 +58,44 @@ def test_with_its_own_values_the_chart_renders_the_manifests() -> None:
     assert not made
 
 
-def test_helm_itself_renders_the_same_where_there_is_one() -> None:
-    # Where helm is missing, the few functions below have to do.
+def test_helm_itself_renders_the_same() -> None:
+    ours = [d for name, text in MANIFESTS.items() for d in _rendered(name, text)]
+    assert _by_helm() == {(d["kind"], d["metadata"]["name"]): d for d in ours}
+
+
+def test_a_number_or_a_boolean_among_texts_becomes_a_text(tmp_path: Path) -> None:
+    settings = {"SPECBATCH_LEASE_SEC": 90, "SPECBATCH_KV": 10_000_000, "SPECBATCH_ON": True}
+    values = {"settings": settings, "verify": {"night": {"desiredReplicas": 2}}}
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(values))
+    made = _by_helm("--values", str(tmp_path / "own.yaml"))
+    (data,) = (d["data"] for d in made.values() if d["metadata"]["name"] == "specbatch-settings")
+    assert {key: data[key] for key in settings} == {
+        "SPECBATCH_LEASE_SEC": "90",
+        "SPECBATCH_KV": "10000000",
+        "SPECBATCH_ON": "true",
+    }
+    assert data["SPECBATCH_LOG_FORMAT"] == "json", "others keep what they were"
+    clock = made["ScaledObject", "verify"]["spec"]["triggers"][1]["metadata"]
+    assert clock == {**VALUES["verify"]["night"], "desiredReplicas": "2"}
+
+
+def test_every_map_of_texts_stays_one() -> None:
+    # The same where there is no helm.
+    for place in ("settings", "schedules", "verify.night"):
+        named = [text for text in MANIFESTS.values() if f" .Values.{place} " in text]
+        assert named, place
+        assert all(f'{{{{ include "texts" .Values.{place} }}}}' in text for text in named)
+
+
+def _by_helm(*options: str) -> dict[tuple[str, str], dict[str, Any]]:
+    """What `helm template` makes of the chart, by kind and name."""
     if HELM is None:
-        return
-    command = [HELM, "template", "specbatch", str(CHART), "--namespace", "specbatch"]
+        pytest.skip("there is no `helm` on this machine")
+    command = [HELM, "template", "specbatch", str(CHART), "--namespace", "specbatch", *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    ours = [
-        d for name, t in FILES.items() if name.startswith("templates/") for d in _rendered(name, t)
-    ]
-    by_name = {(d["kind"], d["metadata"]["name"]): d for d in ours}
-    theirs = [d for d in yaml.safe_load_all(done.stdout) if d]
-    assert {(d["kind"], d["metadata"]["name"]): d for d in theirs} == by_name
+    made = [d for d in yaml.safe_load_all(done.stdout) if d]
+    return {(d["kind"], d["metadata"]["name"]): d for d in made}
 
 
 def _rendered(name: str, text: str) -> list[dict[str, Any]]:
@@ -83,7 +110,7 @@ def _value(name: str, said: str) -> str:
     found: Any = VALUES
     for key in path.split("."):
         found = found[key]
-    if said.endswith("| quote") or said.startswith("toJson"):
+    if said.endswith("| quote") or said.startswith(("toJson", 'include "texts"')):
         return str(MAKER["json"].dumps(found))
     assert said.startswith("int ") or "| replace" in said, f"{name}: {said}"
     return str(found).replace("'", "''")

@@ -70,3 +70,13 @@ def test_the_page_shows_every_table() -> None:
     shown = hooks.on_page_markdown(PAGE.read_text(), config=config)
     assert "<!-- table" not in shown
     assert all(made() in shown for made in TABLES.values())
+
+
+def test_a_row_that_other_groups_gave_names_their_size() -> None:
+    drain, group = result("drain"), result("scale")["store_group"]
+    rows = drain["rows"] // drain["groups"]
+    for server in ("PostgreSQL", "Redis"):
+        assert f"of {rows} rows of " in PARTS[f"{server}: processor"].measured
+    size = f"of {group['rows']} rows of {group['tokens_per_row']} tokens"
+    assert size in PARTS["PostgreSQL: commits of one server"].measured
+    assert "processor time only" in PARTS["publish: processor, these rows"].measured
