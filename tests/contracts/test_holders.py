@@ -6,6 +6,7 @@ from contracts.shorthand import claim, claim_job, ingest
 from ledger.builders import JOB, LEASE_SEC, Clock, new_job
 
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.schemas.budgets import Period
 from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.records import Stage
 
@@ -39,6 +40,17 @@ def test_several_jobs_are_read_at_once_as_each_of_them_is(store: Store) -> None:
     assert store.jobs_of_ids(both) == {one: store.get_job(one) for one in both[:2]}
     assert store.progress_of(both) == {one: store.progress(one) for one in both[:2]}
     assert store.jobs_of_ids([]) == store.progress_of([]) == store.holders_of([]) == {}
+
+
+def test_more_jobs_are_read_at_once_than_a_statement_can_name(store: Store) -> None:
+    ingest(store)
+    store.create_job(new_job("job-2"))
+    store.set_budget("default", Period.DAY, 1, None, "a test")
+    both = [JOB, "job-2"]
+    many = [JOB, *(f"no-job-{n}" for n in range(70_000)), "job-2"]
+    assert list(store.jobs_of_ids(many)) == list(store.progress_of(many)) == both
+    assert store.waiting_for_budget(many) == store.waiting_for_budget(both) != {}
+    assert store.in_turn(many) == store.in_turn(both) != []
 
 
 def test_leases_of_a_dead_owner_end_at_once_and_those_of_others_stay(store: Store) -> None:
