@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from contracts.shorthand import claim, claim_job, ingest
 from ledger.builders import JOB, LEASE_SEC, Clock, new_job
 
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.schemas.budgets import Period
+from specbatch.pipeline.ledger.sql import transactions
 from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.records import Stage
 
@@ -42,15 +43,17 @@ def test_several_jobs_are_read_at_once_as_each_of_them_is(store: Store) -> None:
     assert store.jobs_of_ids([]) == store.progress_of([]) == store.holders_of([]) == {}
 
 
-def test_more_jobs_are_read_at_once_than_a_statement_can_name(store: Store) -> None:
+def test_more_jobs_are_read_at_once_than_a_statement_can_name(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "IDS_AT_ONCE", 2)
     ingest(store)
     store.create_job(new_job("job-2"))
-    store.set_budget("default", Period.DAY, 1, None, "a test")
     both = [JOB, "job-2"]
-    many = [JOB, *(f"no-job-{n}" for n in range(70_000)), "job-2"]
-    assert list(store.jobs_of_ids(many)) == list(store.progress_of(many)) == both
-    assert store.waiting_for_budget(many) == store.waiting_for_budget(both) != {}
-    assert store.in_turn(many) == store.in_turn(both) != []
+    many = [JOB, "no-job", "nor-this", "nor-that", "job-2"]
+    assert store.jobs_of_ids(many) == {one: store.get_job(one) for one in both}
+    assert store.progress_of(many) == {one: store.progress(one) for one in both}
+    assert [turn.job.job_id for turn in store.in_turn(many)] == both
 
 
 def test_leases_of_a_dead_owner_end_at_once_and_those_of_others_stay(store: Store) -> None:

@@ -119,6 +119,9 @@ def test_however_many_batches_wait_they_are_looked_at_in_as_many_statements(
         waits = store.waiting_for_budget([f"job-batch_{n}" for n in range(number + 1)])
         assert len(waits) == number + 1
     assert len(set(counts)) == 1
+    more = [*waits, *(f"no-job-{n}" for n in range(40_000))]  # SQLite takes 32,766 parameters
+    assert store.waiting_for_budget(more) == waits
+    assert list(store.jobs_of_ids(more)) == list(waits)
 
 
 def test_a_batch_that_no_budget_covers_ends_with_the_limits_code(store: SqlStore) -> None:
