@@ -291,7 +291,7 @@ def smallest(
     """By job the smallest bound of its groups at VERIFY that meet all conditions; 0 for one that
     has its reservation."""
     least = func.min(case((is_reserved(), 0), else_=bound()))
-    found = {}
+    found: dict[str, int] = {}
     for some in in_parts(job_ids):
         query = (
             select(Group.job_id, least.label("least"))

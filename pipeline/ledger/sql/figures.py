@@ -98,7 +98,7 @@ def progress_of(conn: Connection, job_ids: Collection[str]) -> dict[str, JobProg
     """The same of several jobs, by whole id."""
     query = select(Job.job_id, *_totals()).outerjoin(Group, Group.job_id == Job.job_id)
     query = query.group_by(Job.job_id)
-    found = {}
+    found: dict[str, JobProgress] = {}
     for some in in_parts(job_ids):
         of_jobs = {row.job_id: row for row in conn.execute(query.where(Job.job_id.in_(some)))}
         rows = conn.execute(select(*Job.__table__.c).where(Job.job_id.in_(list(of_jobs))))
