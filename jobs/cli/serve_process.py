@@ -46,7 +46,9 @@ def main() -> None:
         only_runner = only_one(folder / "runner.lock", busy=None)
         with only_runner, closing(make_store(settings)) as store:
             client = make_client(settings, silent, store)
-            Runner(settings, store, client, FileStore(folder).service_id).run()
+            runner = Runner(settings, store, client, FileStore(folder).service_id)
+            runner.take_sigterm()
+            runner.run()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except SpecbatchError as error:

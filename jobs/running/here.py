@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -52,11 +52,15 @@ Show = Callable[[JobProgress, EngineCounts | None], None]
 
 @dataclass(frozen=True, slots=True)
 class Watcher:
-    """Who watches a job: where its progress is shown and remarks go, and whether it must stop."""
+    """Who watches a job: where its progress is shown and remarks go, and whether it must stop.
+
+    `takes_sigterm`: the process has its own handler of SIGTERM, which raises `KeyboardInterrupt`.
+    """
 
     view: Callable[[], AbstractContextManager[Show]]
     remark: Callable[[str], None]
     wants_stop: Callable[[], bool] = lambda: False
+    takes_sigterm: bool = False
 
 
 def run_job(
@@ -88,7 +92,7 @@ def run_job(
             beside = _before_it_begins(settings, store, job)
         models = (spec.verifier, job.proposer if spec.vllm_proposer is None else None)
         with (
-            _sigterm_as_interrupt(),
+            nullcontext() if watcher.takes_sigterm else _sigterm_as_interrupt(),
             _alone(watcher, timeout_sec),
             embedded(settings, *models, only_job=job.job_id, extra_draft_models=beside) as (
                 app,

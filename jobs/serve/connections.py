@@ -5,7 +5,8 @@ to take what it asked for. At the limit of connections a new one takes the place
 waited longest: first of those that have sent no whole head, then of those whose key is not known.
 So clients that send slowly, however many they are, do not keep others out.
 
-How long the body of a request may take is said in `uploads.py`.
+How long the body of a request may take is said in `uploads.py`. The rest of a body that was refused
+may take as long: a client that is cut off while it sends may never read the answer.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from specbatch.jobs.serve.guard import KNOWN
+from specbatch.jobs.serve.uploads import LEAST_BYTES_PER_SEC
 
 HEAD_SEC = 15.0
 STALLED_SEC = 60.0
@@ -35,6 +37,7 @@ class Guarded(H11Protocol):
         super().__init__(*args, **kwargs)
         self.since = self.loop.time()  # the client's turn began
         self._owed: TimerHandle | None = None
+        self._rest_bytes: int | None = None  # that came of a refused body; None: it is no such
         self._stalled: TimerHandle | None = None
 
     # --- called by asyncio and uvicorn ------------------------------------------------------
@@ -50,6 +53,8 @@ class Guarded(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
+        if self._rest_bytes is not None:
+            self._rest_bytes += len(data)
         self._watch()
 
     def on_response_complete(self) -> None:
@@ -70,9 +75,13 @@ class Guarded(H11Protocol):
     def owes_a_head(self) -> bool:
         """Whether nothing is under way but what the client has to send: a head, or the rest of a
         body that was answered already. Or it does not take the last bytes of an answer."""
-        theirs, ours = self.conn.their_state, self.conn.our_state
-        is_rest = theirs is h11.SEND_BODY and ours is h11.DONE
-        return theirs is h11.IDLE or is_rest or self.transport.is_closing()
+        is_idle = self.conn.their_state is h11.IDLE
+        return is_idle or self.owes_a_rest or self.transport.is_closing()
+
+    @property
+    def owes_a_rest(self) -> bool:
+        """Whether what comes is the rest of a body that was answered already."""
+        return self.conn.their_state is h11.SEND_BODY and self.conn.our_state is h11.DONE
 
     @property
     def owes_a_body(self) -> bool:
@@ -81,14 +90,30 @@ class Guarded(H11Protocol):
         return self.conn.their_state is h11.SEND_BODY and not is_known
 
     def _watch(self) -> None:
-        """Bytes that come do not begin the time anew: only a whole head ends it."""
-        if not self.owes_a_head:
+        """Bytes that come do not begin the time anew: only a whole head, or rest, ends it."""
+        is_rest = self.owes_a_rest
+        if not self.owes_a_head or is_rest is (self._rest_bytes is None):
             self._forget_owed()
-        elif self._owed is None:
+        if self.owes_a_head and self._owed is None:
             self.since = self.loop.time()
-            self._owed = self.loop.call_later(self.head_sec, self.transport.abort)
+            self._rest_bytes = 0 if is_rest else None
+            self._owed = self.loop.call_later(self._may_take_sec(), self._time_is_up)
+
+    def _may_take_sec(self) -> float:
+        if self._rest_bytes is None:
+            return self.head_sec
+        return self.stalled_sec + self._rest_bytes / LEAST_BYTES_PER_SEC
+
+    def _time_is_up(self) -> None:
+        """But for what came of a rest meanwhile."""
+        left_sec = self.since + self._may_take_sec() - self.loop.time()
+        if self._rest_bytes and left_sec > 0:
+            self._owed = self.loop.call_later(left_sec, self._time_is_up)
+        else:
+            self.transport.abort()
 
     def _forget_owed(self) -> None:
+        self._rest_bytes = None
         if self._owed is not None:
             self._owed.cancel()
             self._owed = None

@@ -1,5 +1,6 @@
-"""Around all routes: refuses requests that two readers could read in two ways, and says in every
-answer what a browser may do with it.
+"""Around the whole application: refuses requests that two readers could read in two ways, and says
+in every answer of it, that to an error of its own too, what a browser may do with it. What uvicorn
+answers by itself, as to what is no request, does not come here: it is plain text.
 
 A proxy that checks one of two `Authorization` headers, or takes a body's length from
 `Content-Length` where this service takes it from `Transfer-Encoding`, would let others in.
@@ -59,7 +60,8 @@ def why_not(headers: list[tuple[bytes, bytes]]) -> ApiError | None:
     names = [name.lower() for name, _ in headers]
     for name in ONCE:
         if names.count(name) > 1:
-            return ApiError(400, f"the request has two headers {name.decode()}: send one")
+            said = f"the request has more than one `{name.decode()}` header: send one"
+            return ApiError(400, said)
     if {b"content-length", b"transfer-encoding"} <= set(names):
         return ApiError(
             400, "the request has both content-length and transfer-encoding: send one of them"

@@ -12,11 +12,13 @@ from __future__ import annotations
 import logging
 import math
 import os
+import signal
 import time
 from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 from specbatch.jobs.running.here import Watcher, run_job
 from specbatch.jobs.serve.collecting import not_run
@@ -63,7 +65,7 @@ def next_job(
 
 
 def _in_line(
-    store: Store, service_id: str, passed_over: Collection[str]
+    store: Store, service_id: str, passed_over: Collection[str], running: str | None = None
 ) -> tuple[dict[str, tuple[BatchRow, JobRow]], list[Turn]]:
     """All jobs that have not ended, and in fair-share order those that can be done now."""
     open_ones = store.open_batches(service_id)
@@ -80,7 +82,7 @@ def _in_line(
         for job_id, (batch, _) in waiting.items()
         if batch.batch_id not in passed_over and job_id not in held_back
     ]
-    return waiting, store.in_turn(able)
+    return waiting, store.in_turn(able, running)
 
 
 def _must_stop(batch: BatchRow, job: JobRow) -> bool:
@@ -94,9 +96,10 @@ def is_away(job: JobRow) -> bool:
 
 
 @dataclass(slots=True)
-class _Watch:
+class Watch:
     """Looks whether the running job has to stop for others: it only waits for a budget, or its
-    tenant has had enough beyond its share."""
+    tenant has had enough beyond its share. It does not stop before a group has ended: a turn in
+    which nothing is done would be taken again and again."""
 
     store: Store
     service_id: str
@@ -105,6 +108,10 @@ class _Watch:
     words: str = ""  # what it waits for
     gives_way: bool = False
     _next_at: float = 0.0
+    _groups_before: int = field(init=False)  # ended in earlier turns
+
+    def __post_init__(self) -> None:
+        self._groups_before = self._groups_done()
 
     def wants_stop(self) -> bool:
         if time.monotonic() >= self._next_at:
@@ -112,17 +119,25 @@ class _Watch:
             job_id = self.job.job_id
             self.words = self.store.waiting_for_budget([job_id]).get(job_id, "")
             if not self.words:
-                _, turns = _in_line(self.store, self.service_id, self.passed_over)
-                self.gives_way = gives_way(self.job, turns)
+                _, turns = _in_line(self.store, self.service_id, self.passed_over, job_id)
+                is_due = gives_way(self.job, turns)
+                self.gives_way = is_due and self._groups_done() > self._groups_before
         return bool(self.words) or self.gives_way
+
+    def _groups_done(self) -> int:
+        return self.store.progress(self.job.job_id).groups_done
 
 
 def gives_way(job: JobRow, turns: Sequence[Turn]) -> bool:
-    """Whether the running job is to stop for the first in fair-share order, another tenant's."""
+    """Whether the running job is to stop for the first in fair-share order, another tenant's.
+
+    Only what its groups took counts: those under way are charged with estimates.
+    """
     own = next((turn for turn in turns if turn.job.job_id == job.job_id), None)
     if own is None or turns[0].job.tenant == job.tenant:
         return False
-    return (own.job.served - own.reached) * own.job.weight >= SLICE_SEC
+    ahead_sec = (own.job.served - own.reached) * own.job.weight
+    return ahead_sec - own.job.under_way_sec >= SLICE_SEC
 
 
 @dataclass(slots=True)
@@ -134,6 +149,18 @@ class Runner:
     client: Client
     service_id: str
     _passed_over: dict[str, float] = field(default_factory=dict)  # by batch: until when
+    _takes_sigterm: bool = False
+    _must_end: bool = False
+
+    def take_sigterm(self) -> None:
+        """Handle SIGTERM of this process: also one that comes while a job stops for another one
+        ends the runner."""
+        signal.signal(signal.SIGTERM, self._end_process)
+        self._takes_sigterm = True
+
+    def _end_process(self, *_: object) -> NoReturn:
+        self._must_end = True
+        raise KeyboardInterrupt
 
     def run(self) -> None:
         """Do jobs for ever. Raises `EngineError` when this process can do no more: the next one
@@ -156,16 +183,19 @@ class Runner:
         batch, job = found
         if batch.waits_because is not None:
             self.store.note_batch_waits(batch.batch_id, None)
-        watch = _Watch(self.store, self.service_id, job, passed_over)
-        watcher = Watcher(lambda: nullcontext(lambda *_: None), log.info, watch.wants_stop)
+        watch = Watch(self.store, self.service_id, job, passed_over)
+        view, stop = (lambda: nullcontext(lambda *_: None)), watch.wants_stop
+        watcher = Watcher(view, log.info, stop, self._takes_sigterm)
         try:
             run_job(self.settings, spec_of(job), job, watcher)
         except JobInterrupted:
+            if self._must_end:
+                raise
             if watch.words:
                 log.warning("batch %s %s", batch.batch_id, watch.words)
                 self.store.note_batch_waits(batch.batch_id, watch.words)
             elif watch.gives_way:
-                log.info("batch %s waits: another tenant has its turn", batch.batch_id)
+                log.info("batch %s stops for now: it is another tenant's turn", batch.batch_id)
             else:
                 raise
         except ModelError as error:

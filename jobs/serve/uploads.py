@@ -210,7 +210,8 @@ async def limited(stream: AsyncIterator[bytes], most_bytes: int, what: str) -> A
 
 async def in_time(chunks: AsyncIterator[bytes], silence_sec: float) -> AsyncIterator[bytes]:
     """The chunks of a body. Raises `ApiError` where a client is silent for so long, sends slower
-    than `LEAST_BYTES_PER_SEC` after that time, or is gone."""
+    than `LEAST_BYTES_PER_SEC` after that time, or is gone. What the consumer takes for a chunk is
+    not the client's time."""
     clock = asyncio.get_running_loop().time
     may_last_until = clock() + silence_sec
     while True:
@@ -223,10 +224,11 @@ async def in_time(chunks: AsyncIterator[bytes], silence_sec: float) -> AsyncIter
         except TimeoutError:
             raise ApiError(
                 408,
-                f"the body came too slowly: send it again, without pauses of {silence_sec:g} s and "
-                f"at {LEAST_BYTES_PER_SEC:,} bytes a second or more",
+                f"the body came too slowly: send at least {LEAST_BYTES_PER_SEC:,} bytes a second, "
+                f"and never pause for {silence_sec:g} s",
             ) from None
         if chunk is None:
             return
-        may_last_until += len(chunk) / LEAST_BYTES_PER_SEC
+        came_at = clock()
         yield chunk
+        may_last_until += len(chunk) / LEAST_BYTES_PER_SEC + clock() - came_at

@@ -42,6 +42,9 @@ class Waiting:
     deadline_at: float | None = None  # seconds since the epoch
     is_urgent: bool = False  # less than half of the time to its deadline is left
     is_budgeted: bool = False  # its tenant has a budget
+    under_way_sec: float = (
+        0.0  # device seconds in `served` that are estimates, of the job asked for
+    )
 
 
 @dataclass(frozen=True, slots=True)

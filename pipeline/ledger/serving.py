@@ -61,8 +61,9 @@ class Serving(Protocol):
     def open_batches(self, service_id: str) -> list[BatchRow]:
         """Those of all tenants that one service has not ended, oldest first."""
 
-    def in_turn(self, job_ids: Sequence[str]) -> list[Turn]:
-        """These jobs in fair-share order: the first is to be done first."""
+    def in_turn(self, job_ids: Sequence[str], running: str | None = None) -> list[Turn]:
+        """These jobs in fair-share order: the first is to be done first. Of job `running` also
+        what its groups under way are charged with."""
 
     def begin_batch(self, batch_id: str, model: str, requests: int) -> BatchRow:
         """Its file is good: a job is to be submitted. One that was cancelled meanwhile stays so."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from contracts.shorthand import claim, claim_job, ingest
 from ledger.builders import JOB, LEASE_SEC, Clock, new_job
 
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.ledger.sql import transactions
 from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.records import Stage
 
@@ -39,6 +41,19 @@ def test_several_jobs_are_read_at_once_as_each_of_them_is(store: Store) -> None:
     assert store.jobs_of_ids(both) == {one: store.get_job(one) for one in both[:2]}
     assert store.progress_of(both) == {one: store.progress(one) for one in both[:2]}
     assert store.jobs_of_ids([]) == store.progress_of([]) == store.holders_of([]) == {}
+
+
+def test_more_jobs_are_read_at_once_than_a_statement_can_name(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "IDS_AT_ONCE", 2)
+    ingest(store)
+    store.create_job(new_job("job-2"))
+    both = [JOB, "job-2"]
+    many = [JOB, "no-job", "nor-this", "nor-that", "job-2"]
+    assert store.jobs_of_ids(many) == {one: store.get_job(one) for one in both}
+    assert store.progress_of(many) == {one: store.progress(one) for one in both}
+    assert [turn.job.job_id for turn in store.in_turn(many)] == sorted(both)
 
 
 def test_leases_of_a_dead_owner_end_at_once_and_those_of_others_stay(store: Store) -> None:

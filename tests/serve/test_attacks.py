@@ -19,8 +19,11 @@ from serve.conftest import URL, Made, Served, jsonl, line, made_service
 from serve.test_page import rollout_of
 from serve.test_sign_in import MODELS
 from serve.visitor import Visitor, done_job, held_job
+from starlette.testclient import TestClient
 
+from specbatch.jobs.serve.app import make_app
 from specbatch.jobs.serve.checking import MOST_LINE_BYTES, check_file
+from specbatch.jobs.serve.guard import HEADERS
 from specbatch.jobs.serve.keys import make_key
 from specbatch.schemas.registry import DeployScope
 from specbatch.schemas.serving import Scope
@@ -69,7 +72,7 @@ def create(
 
 def routes(visitor: Visitor) -> list[tuple[str, str]]:
     """Each method and path of the application."""
-    found = [(method, one.path) for one in visitor.app.routes for method in one.methods]
+    found = [(method, one.path) for one in visitor.app.app.routes for method in one.methods]
     assert len(found) > 25
     return sorted(found)
 
@@ -506,6 +509,20 @@ def ask(port: int, sent: bytes, ends: bool = False) -> bytes:
 
 def status(answer: bytes) -> int:
     return int(answer.split(b" ", 2)[1]) if answer else 0
+
+
+def test_an_error_of_the_service_is_answered_with_the_headers_of_every_answer(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("swordfish")
+
+    monkeypatch.setattr(type(made.service.store), "files", fails)
+    asking = TestClient(make_app(made.service), raise_server_exceptions=False)
+    answer = asking.get("/v1/files", headers=bearer(made))
+    assert answer.status_code == 500
+    assert answer.json()["error"]["message"] == "the service failed: its log says why"
+    assert {name: answer.headers.get(name) for name in HEADERS} == HEADERS
 
 
 def test_no_path_leads_out_of_the_service(served: Served) -> None:

@@ -42,6 +42,13 @@ class Hasty(Guarded):
     stalled_sec = 0.2
 
 
+class Patient(Guarded):
+    """It waits a moment for a head, and for ever for anything else."""
+
+    head_sec = 0.2
+    stalled_sec = 1e6
+
+
 @pytest.fixture
 def made(tmp_path: Path) -> Iterator[Made]:
     with made_service(tmp_path / "serve-dir", MODELS) as found:
@@ -136,6 +143,17 @@ def test_who_has_sent_no_whole_head_in_time_is_closed(made: Made, sent: str) -> 
         assert is_closed(sock)
 
 
+def test_the_rest_of_a_refused_body_may_take_as_long_as_a_body(made: Made) -> None:
+    refused = "POST /v1/files HTTP/1.1\r\nHost: a\r\nContent-Length: 99\r\n\r\nk"
+    with listening(made.service, Patient) as port, connected(port, refused) as sock:
+        assert b"401 Unauthorized" in sock.recv(1 << 16)
+        with connected(port, "") as later:
+            assert is_closed(later), "the time for a head is over"
+        sock.sendall(b"k" * 98 + b"GET /static/page.css HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert b"200 OK" in sock.recv(1 << 16)
+        assert is_closed(sock), "the next head has the time of a head"
+
+
 def test_bytes_that_drip_do_not_begin_the_time_anew(made: Made) -> None:
     """With a byte each time that the service could have waited anew."""
     with listening(made.service, Hasty) as port, connected(port, "GET / HTTP/1.1\r\nX: ") as sock:
@@ -175,7 +193,8 @@ def test_who_does_not_take_an_answer_is_closed(made: Made) -> None:
 
 
 def test_a_body_may_take_long_and_must_not_drip() -> None:
-    async def received(sizes: list[int], step_sec: float) -> int:
+    async def received(sizes: list[int], step_sec: float, own_sec: float = 0.0) -> int:
+        """`own_sec`: that the service takes for a chunk."""
         clock = asyncio.get_running_loop()
         begun = clock.time()
         clock.time = lambda: begun + now[0]  # type: ignore[method-assign]  # only this test moves it
@@ -188,11 +207,16 @@ def test_a_body_may_take_long_and_must_not_drip() -> None:
                 await asyncio.sleep(0)
                 yield b"x" * size
 
-        return sum([len(one) async for one in in_time(chunks(), 60.0)])
+        had = 0
+        async for one in in_time(chunks(), 60.0):
+            had += len(one)
+            now[0] += own_sec
+        return had
 
     steady = [LEAST_BYTES_PER_SEC * 50] * 20
     assert asyncio.run(received(steady, 50.0)) == sum(steady)
+    assert asyncio.run(received(steady, 50.0, own_sec=1000.0)) == sum(steady)
     for sizes, step_sec in (([1] * 10, 50.0), ([1], 61.0), ([LEAST_BYTES_PER_SEC] * 90, 2.0)):
-        with pytest.raises(ApiError, match="came too slowly") as caught:
+        with pytest.raises(ApiError, match="came too slowly: send at least 1,024") as caught:
             asyncio.run(received(sizes, step_sec))
         assert caught.value.status == 408

@@ -29,6 +29,7 @@ from sqlalchemy import (
     or_,
     select,
     text,
+    true,
     union_all,
     update,
 )
@@ -36,7 +37,7 @@ from sqlalchemy import (
 from specbatch.pipeline.ledger import budget_rules
 from specbatch.pipeline.ledger.fair_share import Waiting
 from specbatch.pipeline.ledger.sql import audit_log
-from specbatch.pipeline.ledger.sql.transactions import Now, upsert
+from specbatch.pipeline.ledger.sql.transactions import Now, in_parts, upsert
 from specbatch.schemas.budget_tables import TenantBudget, TenantSpending
 from specbatch.schemas.budgets import Account, Budget, Period, Shortfall, Spent
 from specbatch.schemas.errors import OverBudgetError, UsageError
@@ -290,13 +291,16 @@ def smallest(
     """By job the smallest bound of its groups at VERIFY that meet all conditions; 0 for one that
     has its reservation."""
     least = func.min(case((is_reserved(), 0), else_=bound()))
-    query = (
-        select(Group.job_id, least.label("least"))
-        .where(Group.job_id.in_(job_ids), group_is_open(), Group.stage == Stage.VERIFY.value)
-        .where(*which)
-        .group_by(Group.job_id)
-    )
-    return {row.job_id: int(row.least) for row in conn.execute(query)}
+    found: dict[str, int] = {}
+    for some in in_parts(job_ids):
+        query = (
+            select(Group.job_id, least.label("least"))
+            .where(Group.job_id.in_(some), group_is_open(), Group.stage == Stage.VERIFY.value)
+            .where(*which)
+            .group_by(Group.job_id)
+        )
+        found |= {row.job_id: int(row.least) for row in conn.execute(query)}
+    return found
 
 
 def shortfalls(
@@ -308,9 +312,10 @@ def shortfalls(
         return []
     query = select(Job.job_id, Job.tenant).where(Job.tenant.in_(tenants), job_is_live())
     query = query.where(~Job.cancel_requested)
-    if job_ids is not None:
-        query = query.where(Job.job_id.in_(job_ids))
-    jobs = {row.job_id: row.tenant for row in conn.execute(query)}
+    which: Iterable[ColumnElement[bool]] = (
+        (true(),) if job_ids is None else (Job.job_id.in_(some) for some in in_parts(job_ids))
+    )
+    jobs = {row.job_id: row.tenant for one in which for row in conn.execute(query.where(one))}
     least = smallest(conn, list(jobs), Group.lease_owner.is_(None))
     of_tenants = accounts(conn, now, {jobs[job_id] for job_id in least})
     found = (
@@ -324,12 +329,14 @@ def waiting_for_budget(conn: Connection, now: Now, job_ids: Collection[str]) -> 
     """Of these jobs, those with nothing to be done before a budget covers it: what each waits
     for, in words. A job that no budget will ever cover has to stop, and is not there."""
     short = {one.job_id: one.words for one in shortfalls(conn, now, job_ids) if not one.is_final}
-    if not short:
-        return {}
     free = (Job.lease_until <= now) & (~job_is_due() | Job.ingest_resumes_at.is_not(None))
     other_work = exists().where(Group.job_id == Job.job_id, group_is_open(), ~_at_verify_and_free())
-    idle = select(Job.job_id).where(Job.job_id.in_(list(short)), free, ~other_work)
-    return {job_id: short[job_id] for job_id in conn.scalars(idle)}
+    idle = select(Job.job_id).where(free, ~other_work)
+    return {
+        job_id: short[job_id]
+        for some in in_parts(short)
+        for job_id in conn.scalars(idle.where(Job.job_id.in_(some)))
+    }
 
 
 def _at_verify_and_free() -> ColumnElement[bool]:

@@ -20,6 +20,7 @@ from sqlalchemy import (
     SQLColumnExpression,
     and_,
     bindparam,
+    case,
     func,
     literal,
     or_,
@@ -30,7 +31,7 @@ from specbatch.pipeline.ledger import fair_share, rules
 from specbatch.pipeline.ledger.fair_share import Turn, Waiting
 from specbatch.pipeline.ledger.sql import budgets, leases, pinning, residency, shares
 from specbatch.pipeline.ledger.sql.leases import Claimer
-from specbatch.pipeline.ledger.sql.transactions import Now
+from specbatch.pipeline.ledger.sql.transactions import Now, in_parts
 from specbatch.schemas.records import GroupWork, Stage
 from specbatch.schemas.serving import BatchPhase
 from specbatch.schemas.serving_tables import Batch
@@ -92,12 +93,35 @@ def claim_next(
 
 
 def in_turn(
-    conn: Connection, now: Now, job_ids: Sequence[str], weights: Mapping[str, float]
+    conn: Connection,
+    now: Now,
+    job_ids: Sequence[str],
+    weights: Mapping[str, float],
+    running: str | None = None,
 ) -> list[Turn]:
-    """These jobs in fair-share order, whatever is to be done for them."""
-    query = select(*_facts(now), literal(False).label("is_budgeted"))
-    query = query.outerjoin(Tenant, Tenant.tenant == Job.tenant).where(Job.job_id.in_(job_ids))
-    return fair_share.by_turn([_as_waiting(row, True, weights) for row in conn.execute(query)])
+    """These jobs in fair-share order, whatever is to be done for them. Of job `running` also what
+    its groups under way are charged with."""
+    query = select(
+        *_facts(now),
+        literal(False).label("is_budgeted"),
+        case((Job.job_id == running, _under_way_sec(now)), else_=0.0).label("under_way_sec"),
+    ).outerjoin(Tenant, Tenant.tenant == Job.tenant)
+    rows = (
+        row for some in in_parts(job_ids) for row in conn.execute(query.where(Job.job_id.in_(some)))
+    )
+    return fair_share.by_turn(
+        [
+            replace(_as_waiting(row, True, weights), under_way_sec=float(row.under_way_sec))
+            for row in rows
+        ]
+    )
+
+
+def _under_way_sec(now: Now) -> ColumnElement[float]:
+    """Device seconds that the job's tenant is charged with for groups that are held now."""
+    held = (Group.job_id == Job.job_id, group_is_open(), Group.lease_until > now)
+    charged = select(func.coalesce(func.sum(Group.charged_sec), 0.0)).where(*held)
+    return charged.correlate(Job).scalar_subquery()
 
 
 def _waiting(

@@ -27,7 +27,7 @@ from specbatch.pipeline.ledger.contract import AUDITED_SEC, FOUND_SEC, MISSED_SE
 from specbatch.pipeline.ledger.sql import audit_log, budgets, jobs, switching
 from specbatch.pipeline.ledger.sql.pinning import PINNED_COLUMNS
 from specbatch.pipeline.ledger.sql.reading import BY_ROW
-from specbatch.pipeline.ledger.sql.transactions import Now, Transactions, upsert
+from specbatch.pipeline.ledger.sql.transactions import Now, Transactions, in_parts, upsert
 from specbatch.pipeline.policy.costs import forecast
 from specbatch.schemas import completion_rows, mapper, presence, time_mapper
 from specbatch.schemas.audit import EntryKind
@@ -96,17 +96,14 @@ def progress(conn: Connection, job_id: str) -> JobProgress:
 
 def progress_of(conn: Connection, job_ids: Collection[str]) -> dict[str, JobProgress]:
     """The same of several jobs, by whole id."""
-    if not job_ids:
-        return {}
-    totals = (
-        select(Job.job_id, *_totals())
-        .outerjoin(Group, Group.job_id == Job.job_id)
-        .where(Job.job_id.in_(job_ids))
-        .group_by(Job.job_id)
-    )
-    of_jobs = {row.job_id: row for row in conn.execute(totals)}
-    rows = conn.execute(select(*Job.__table__.c).where(Job.job_id.in_(list(of_jobs))))
-    return {job.job_id: _progress(job, of_jobs[job.job_id]) for job in rows}
+    query = select(Job.job_id, *_totals()).outerjoin(Group, Group.job_id == Job.job_id)
+    query = query.group_by(Job.job_id)
+    found: dict[str, JobProgress] = {}
+    for some in in_parts(job_ids):
+        of_jobs = {row.job_id: row for row in conn.execute(query.where(Job.job_id.in_(some)))}
+        rows = conn.execute(select(*Job.__table__.c).where(Job.job_id.in_(list(of_jobs))))
+        found |= {job.job_id: _progress(job, of_jobs[job.job_id]) for job in rows}
+    return found
 
 
 def _totals() -> list[Any]:

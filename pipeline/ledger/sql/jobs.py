@@ -32,7 +32,7 @@ from specbatch.pipeline.audit import accounts, entries
 from specbatch.pipeline.ledger import rules
 from specbatch.pipeline.ledger.sql import audit_log, budgets, notifications
 from specbatch.pipeline.ledger.sql import usage as sql_usage
-from specbatch.pipeline.ledger.sql.transactions import SERVER_TIME, Now, upsert
+from specbatch.pipeline.ledger.sql.transactions import SERVER_TIME, Now, in_parts, upsert
 from specbatch.schemas import lineage, mapper
 from specbatch.schemas.audit import EntryKind, Head, PublishedManifest
 from specbatch.schemas.errors import JobNotFoundError
@@ -140,9 +140,12 @@ def row(conn: Connection, job_id: str) -> JobRow:
 
 
 def of_ids(conn: Connection, job_ids: Collection[str]) -> dict[str, JobRow]:
-    query = select(*Job.__table__.c).where(Job.job_id.in_(job_ids))
-    found = conn.execute(query) if job_ids else ()
-    return {row.job_id: mapper.job_row(row) for row in found}
+    query = select(*Job.__table__.c)
+    return {
+        row.job_id: mapper.job_row(row)
+        for some in in_parts(job_ids)
+        for row in conn.execute(query.where(Job.job_id.in_(some)))
+    }
 
 
 def newest(conn: Connection, limit: int = 50, state: JobState | None = None) -> list[JobRow]:

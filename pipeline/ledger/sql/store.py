@@ -249,8 +249,8 @@ class SqlStore:
     ) -> tuple[str, int] | None:
         return self._ask_for_split(model, owner, serves, self._site, jobs)
 
-    def in_turn(self, job_ids: Sequence[str]) -> list[Turn]:
-        return self._in_turn(job_ids, self._weights)
+    def in_turn(self, job_ids: Sequence[str], running: str | None = None) -> list[Turn]:
+        return self._in_turn(job_ids, self._weights, running)
 
     def _pinning(self, claimer: Claimer, claim: Callable[[], GroupWork | None]) -> GroupWork | None:
         """Claim, after the job has pinned a class that the owner serves."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -38,6 +38,7 @@ Now = ColumnElement[float]
 ACTOR = "specbatch_actor"  # execution option: the actor of this transaction
 LINEAGE = "specbatch_lineage"  # the same: whether starts and ends of jobs are queued for lineage
 RETRY_SEC = 20.0  # how long an operation tries before it gives up
+IDS_AT_ONCE = 5000  # in one statement: SQLite takes 32,766 parameters, PostgreSQL 65,535
 
 _TRANSIENT_STATES = ("08", "40001", "40P01", "53300", "55P03", "57P01", "57P02", "57P03", "25P03")
 _MISSING_TABLE_STATES = ("42P01", "42703")
@@ -52,6 +53,13 @@ _REMEDIES = {
         "use a login that has the role for it: specbatch_worker, _operator, _auditor or _privacy"
     ),
 }
+
+
+def in_parts(ids: Collection[str]) -> Iterator[Sequence[str]]:
+    """As many as one statement can name, however many there are."""
+    ordered = list(ids)
+    for first in range(0, len(ordered), IDS_AT_ONCE):
+        yield ordered[first : first + IDS_AT_ONCE]
 
 
 @dataclass(frozen=True, slots=True)
