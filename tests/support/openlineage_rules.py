@@ -64,6 +64,8 @@ OF_DATASET = facets(
 FIGURES = facet({}, rowCount=COUNT, size=COUNT, fileCount=COUNT)
 OBJECT: Schema = {"type": "object"}
 OWN = facet(dict.fromkeys(("job", "models", "numerics", "rows", "tokens", "cost"), OBJECT))
+# The client adds its version to each run by itself.
+TAGS = facet({}, tags=listed(record({"key": TEXT, "value": TEXT}, source=TEXT)))
 
 EVENT = record(
     {
@@ -82,6 +84,7 @@ EVENT = record(
                 parent=facet({"run": record({"runId": UUID}), "job": record(PLACE)}),
                 errorMessage=facet({"message": TEXT, "programmingLanguage": TEXT}, stackTrace=TEXT),
                 specbatch_generation=OWN,
+                tags=TAGS,
             ),
         ),
         "job": record(
