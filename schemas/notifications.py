@@ -63,7 +63,7 @@ class NotificationRow:
     attempts: int
     due_at: float | None  # None: it was sent, or given up
     sent_at: float | None
-    error: str | None  # of the last attempt
+    error: str | None  # of the last attempt; None while it is being sent
 
 
 class Target(BaseModel):

@@ -171,4 +171,9 @@ class TableSpec(BaseModel):
             columns = getattr(self, name)
             if len(set(columns)) < len(columns):
                 raise ValueError(f"a column occurs twice in {name}")
+        if self.mode == "merge" and self.key == (JOB_COLUMN,):
+            raise ValueError(
+                f"key {JOB_COLUMN} alone is the same for all rows of a job: add columns that tell "
+                f"its rows apart, as id and {_SAMPLE}"
+            )
         return self

@@ -103,25 +103,28 @@ def attach(client: JobClient, spec: JobSpec, place: Place, on_partial: OnPartial
         log.info("job %s submitted", job.job_id)
         return job.job_id
     log.info("job %s was submitted by an earlier try and is %s", job.job_id, job.state)
-    if _is_retried(client, job, on_partial) and (units := client.retry(job.job_id)):
+    if _is_retried(client, spec, job, on_partial) and (units := client.retry(job.job_id)):
         log.info("job %s: %d units are retried", job.job_id, units)
     return job.job_id
 
 
-def _is_retried(client: JobClient, job: Ticket, on_partial: OnPartial) -> bool:
+def _is_retried(client: JobClient, spec: JobSpec, job: Ticket, on_partial: OnPartial) -> bool:
     """Whether a new try does the rest of a job that has ended."""
-    if job.state is JobState.CANCELLED:  # and now the input is what it has read again
-        return client.poll(job.job_id).stop_reason == INPUT_CHANGED
+    if job.state is JobState.CANCELLED:
+        if client.poll(job.job_id).stop_reason != INPUT_CHANGED:
+            return False
+        # Only if the input is known to be what the job has read once more.
+        return client.input_version(spec) == client.version_read(job.job_id)
     # The failure that an earlier try reported is the reason for this try.
     return job.state is JobState.FAILED or (job.state is JobState.PARTIAL and on_partial == "fail")
 
 
 def cancel_with_task(client: JobClient, spec: JobSpec, place: Place) -> str | None:
-    """Cancel the place's job, even if the store never returned its id.
+    """Cancel the newest of the place's jobs, even if the store never returned its id.
 
     Returns the id, or None if no job was submitted.
     """
-    job_id = client.find(spec.tenant, place.key(spec))
+    _, job_id = _newest(client, spec, place)
     if job_id is not None:
         client.cancel(job_id, place.killed)
     return job_id

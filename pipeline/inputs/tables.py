@@ -100,7 +100,7 @@ def pin(
     number, table_id = _found(spec, objects)
     if since is None:
         return Snapshot(number, spec.since if isinstance(spec.since, int) else None, table_id)
-    if not since.is_of(table_id):
+    if not since.is_of(table_id) and not _is_since_in(spec, objects, since):
         raise InputError(
             f"{words_of(spec.table or DELTA)[0]} {spec.uri} was made anew since the last job of "
             "this name has read it, so what was added since is not known: leave since out for one "
@@ -119,6 +119,19 @@ def _found(spec: InputSpec, objects: Objects) -> tuple[int, str]:
     if number is None:
         number = iceberg.newest_snapshot(spec.uri, of_iceberg)
     return number, iceberg.id_of(of_iceberg)
+
+
+def _is_since_in(spec: InputSpec, objects: Objects, since: Snapshot) -> bool:
+    """Whether the table has the snapshot that was read before, though its id is another one now.
+
+    Delta's merges with new columns give a table another id, and its log stays.
+    """
+    if spec.table != DELTA:
+        return False
+    try:
+        return since.is_of(delta.id_of(delta.delta_table(spec.uri, objects, since.number)))
+    except InputError:
+        return False  # that version is gone
 
 
 def _check_same(uri: str, kind: TableKind, snapshot: Snapshot, table_id: str) -> None:

@@ -618,7 +618,8 @@ class Store(Serving, Budgeting, Earlier, Placing, Protocol):
         """
 
     def take_notification(self, one: Due, for_sec: float) -> bool:
-        """Whether this caller may send it now; for `for_sec` nobody else may."""
+        """Whether this caller may send it now, as also what is put off; for `for_sec` nobody else
+        may."""
 
     def note_sent(self, one: Due) -> None:
         """Its target has it."""

@@ -284,7 +284,7 @@ class _Rows:
                     f"a row has null in `{name}` of output.table.key: leave that column out of the "
                     "key, or fill it"
                 )
-        if stored and found.group_by(stored).aggregate([]).num_rows < found.num_rows:
+        if found.group_by(stored).aggregate([]).num_rows < found.num_rows:
             raise OutputError(
                 f"two rows have the same {', '.join(key)}, which is output.table.key: add a column "
                 "that tells them apart"

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.runtime.notifier import TAKEN_SEC, retry_sec
 from specbatch.schemas import lineage
 from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.errors import ObjectError, StoreError
@@ -58,7 +59,8 @@ class Lineage:
     def tell(self, one: Due, job: JobRow, store: Store) -> None:
         """Emit the event, and before an end its run's start unless that was told.
 
-        Raises `ObjectError` where the endpoint does not take it, without its address, while another
+        Who sends the end takes the start first, so no other process can tell it later. Raises
+        `ObjectError` where the endpoint does not take it, without its address, while another
         process tells the start, and where it cannot be made: another version may have noted the
         facts, or the client is another one.
         """
@@ -83,11 +85,25 @@ class Lineage:
         before = [row for row in ends if row.number < one.number]
         if before:  # the job was resumed after an end: that is another run
             self._emit(events.start(len(before), _resumed_at(store, one, before[-1])))
-        elif any(map(_is_being_sent, starts)):  # the start would be told after the end
-            raise ObjectError("another process tells its start now, and its end is told after it")
         elif all(row.sent_at is None for row in starts):
-            self._emit(events.start(0, job.started_at or one.at))
+            start = events.start(0, job.started_at or one.at)
+            waiting = [row for row in starts if row.due_at is not None]  # else it was given up
+            if waiting:
+                self._emit_taken(_due(job.job_id, waiting[0]), start, store)
+            else:
+                self._emit(start)
         self._emit(events.end(len(before), one.event, one.at))
+
+    def _emit_taken(self, one: Due, event: RunEvent, store: Store) -> None:
+        """Emit the event of another notification than that which this process sends."""
+        if not store.take_notification(one, TAKEN_SEC):
+            raise ObjectError("another process tells its start now, and its end is told after it")
+        try:
+            self._emit(event)
+        except ObjectError as error:
+            store.note_not_sent(one, str(error), retry_sec(one.attempts + 1))
+            raise
+        store.note_sent(one)
 
     def close(self) -> None:
         """Let a transport with a queue of its own send what is in it."""
@@ -106,9 +122,8 @@ class Lineage:
             raise ObjectError(f"OpenLineage does not take the event: {_why(error)}") from None
 
 
-def _is_being_sent(row: NotificationRow) -> bool:
-    """Whether somebody has taken it, and it has neither arrived nor failed yet."""
-    return row.attempts > 0 and row.sent_at is None and row.error is None
+def _due(job_id: str, row: NotificationRow) -> Due:
+    return Due(job_id, row.number, row.target, row.event, row.at, row.attempts)
 
 
 def _resumed_at(store: Store, one: Due, before: NotificationRow) -> float:

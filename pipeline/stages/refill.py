@@ -154,8 +154,8 @@ def refilled(
 ) -> AbstractContextManager[None]:
     """More of these requests' blocks may be asked for inside, where blocks were made at all.
 
-    Not of a job whose texts are not kept, nor of one that is bound to regions: the broker and
-    proposers anywhere would see its tokens.
+    Not of a job whose texts are not kept: the broker would see its tokens. Nor of one that may not
+    be worked on anywhere, for `--regions` or `--no-spot`: any proposer's worker may answer.
     """
     wanted = spec.speculation.depth != "shadow" and any(r.draft_ids for r in requests)
     wanted = wanted and job.privacy.is_full and spec.placement == ANYWHERE

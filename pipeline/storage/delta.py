@@ -146,7 +146,10 @@ def with_deletion_vectors(uri: str, version: int, files: int) -> InputError:
 
 
 def id_of(table: DeltaTable) -> str:
-    """The table's own id, which no other table has that is made under its name."""
+    """The id of the table at its version, which no other table has that is made under its name.
+
+    A merge with new columns (`merge_schema`) gives the table another one.
+    """
     return str(table.metadata().id)
 
 

@@ -126,6 +126,21 @@ def test_what_failed_is_due_later_until_it_is_given_up(store: Store, clock: Cloc
     assert (ops.attempts, ops.due_at, ops.sent_at, ops.error) == (2, None, None, "status 500")
 
 
+def test_what_is_put_off_may_be_taken_early_and_its_error_is_gone_then(store: Store) -> None:
+    ended(store)
+    one = due(store, "ops")[0]
+    store.take_notification(one, 60.0)
+    store.note_not_sent(one, "status 500", 5.0)
+    assert not store.take_notification(one, 60.0), "it was seen before that attempt"
+    again = one._replace(attempts=1)
+    assert store.take_notification(again, 60.0)
+    assert not store.take_notification(one._replace(attempts=2), 60.0), "it is being sent"
+    ops, _ = store.notifications_of(JOB)
+    assert (ops.attempts, ops.error) == (2, None)
+    store.note_not_sent(again, "status 500", None)
+    assert not store.take_notification(one._replace(attempts=2), 60.0), "it was given up"
+
+
 def test_an_error_after_it_was_sent_by_another_changes_nothing(store: Store) -> None:
     ended(store)
     one = due(store, "ops")[0]

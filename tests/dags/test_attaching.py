@@ -122,8 +122,7 @@ def test_an_input_that_changed_after_it_was_read_is_another_job(
     assert second != first
     assert put(client, again) == second
     work(site)
-    place = with_input(client, again, PLACE, 1.0, pause=pytest.fail)
-    assert cancel_with_task(client, again, place) == second
+    assert cancel_with_task(client, again, PLACE) == second, "the newest of them"
     move_output(site, "the second")
     spec(site, "a third one", "and a fourth")
     third = put(client, again)
@@ -166,6 +165,11 @@ def test_an_open_job_of_an_earlier_input_is_cancelled_and_its_end_awaited(
         with_input(client, wanted, PLACE, 1.0, pause)
     assert stood == [JobState.RUNNING]
     assert client.poll(first).stop_reason == INPUT_CHANGED
+    (site.folder / "in.jsonl").unlink()
+    assert put(client, wanted) == first, "nobody knows what the input is now"
+    ended = wait(client, first, PLACE, 1.0, pause=pytest.fail)
+    assert judge(ended, "fail") is Verdict.GIVE_UP
+    assert INPUT_CHANGED in ended.in_words
     spec(site, "a", "b")
     os.utime(site.folder / "in.jsonl", ns=(before.st_atime_ns, before.st_mtime_ns))
     assert put(client, wanted) == first, "the input is what it has read once more"

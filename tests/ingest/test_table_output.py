@@ -146,6 +146,15 @@ def test_a_key_that_names_no_row_is_refused(tmp_path: Path, key: list[str], word
         publish(tmp_path, table, rows)
 
 
+@pytest.mark.parametrize("uri", ["/t", "iceberg://nights/lake.t"])
+def test_a_key_of_the_job_alone_is_refused(uri: str) -> None:
+    """A second publication would find all its rows under one key."""
+    with pytest.raises(SpecError, match="key job alone is the same for all rows of a job: add "):
+        make_spec("/in", output={"uri": "/o", "table": {"uri": uri, "mode": "merge", "key": "job"}})
+    assert TableSpec(uri=uri, key=("job",)).mode == "append"
+    assert TableSpec(uri=uri, mode="merge", key=("id", "job"))
+
+
 def test_samples_that_a_key_does_not_tell_apart_are_refused() -> None:
     def spec(**values: Any) -> Any:
         output = {"uri": "/out", "table": {"uri": "/t", "mode": "merge", "key": "id"}, **values}

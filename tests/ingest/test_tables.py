@@ -230,6 +230,28 @@ def test_a_table_that_was_made_anew_is_not_taken_for_the_one_before(tmp_path: Pa
     assert ids(table, Snapshot(1)) == ["x", "y"], "jobs of earlier versions kept no id"
 
 
+def test_a_table_that_grew_by_a_merge_with_new_columns_is_the_same(tmp_path: Path) -> None:
+    """Such a merge gives the table another id."""
+    table = delta(tmp_path / "t", prompts("a"), prompts("b"))
+    spec = make_spec(table, input={"format": "delta", "since": "last"}).input
+    before = pin(spec, Objects())
+    new = pa.Table.from_pylist([{"id": "c", "prompt": "say c", "topic": "x"}])
+    merge = DeltaTable(table).merge(
+        new, "s.id = t.id", source_alias="s", target_alias="t", merge_schema=True
+    )
+    merge.when_not_matched_insert_all().execute()
+    found = pin(spec, Objects(), lambda: before)
+    assert found.table_id != before.table_id
+    assert (found.number, found.since) == (2, 1)
+    assert ids(table, found) == ["c"]
+    assert ids(table, before) == ["a", "b"], "a job that was pinned before reads its version"
+    DeltaTable(table).create_checkpoint()
+    for version in (0, 1):
+        (table / "_delta_log" / f"{version:020d}.json").unlink()
+    with pytest.raises(InputError, match="was made anew since the last job of this name"):
+        pin(spec, Objects(), lambda: before)
+
+
 def test_a_log_that_was_cleaned_up_tells_nothing_new(tmp_path: Path) -> None:
     table = delta(tmp_path / "t", prompts("a"), prompts("b"), prompts("c"))
     DeltaTable(table).create_checkpoint()

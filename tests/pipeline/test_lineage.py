@@ -24,7 +24,7 @@ from specbatch.pipeline.runtime.lineage_events import (
 )
 from specbatch.pipeline.runtime.notifier import TAKEN_SEC, Notifier, retry_sec
 from specbatch.schemas import lineage
-from specbatch.schemas.errors import SpecError
+from specbatch.schemas.errors import ObjectError, SpecError
 from specbatch.schemas.lineage import InputFacts, OutputFacts, parent_in
 from specbatch.schemas.notifications import Event
 from specbatch.schemas.records import JobState, Stage
@@ -163,7 +163,7 @@ def test_an_event_without_what_openlineage_requires_is_told_from_ours(
     notifier(site).send_due()
     *_, end = said(receiver)
     found = set(end["run"]["facets"]) | set(end["job"]["facets"])
-    assert found == {"processing_engine", "parent", "jobType", FACET}
+    assert found == {"processing_engine", "parent", "tags", "jobType", FACET}
     required = ["eventType", "eventTime", "producer", "schemaURL", "run", "job"]
     for name in required:
         assert not RULES.is_valid({key: value for key, value in end.items() if key != name})
@@ -263,7 +263,7 @@ def test_a_start_that_was_refused_is_told_before_the_end(
     assert notifier(site).send_due() == 1
     assert kinds(receiver) == ["START", "START", "COMPLETE"]
     site.clock.advance(retry_sec(1) or 0.0)
-    assert notifier(site).send_due() == 1, "the start needs no attempt of its own any more"
+    assert notifier(site).send_due() == 0, "the start needs no attempt of its own any more"
     assert kinds(receiver) == ["START", "START", "COMPLETE"]
 
 
@@ -279,6 +279,49 @@ def test_an_end_waits_for_the_process_that_tells_the_start(site: Site, receiver:
     site.clock.advance(retry_sec(1) or 0.0)
     assert notifier(site).send_due() == 1
     assert kinds(receiver) == ["COMPLETE"]
+
+
+def test_an_end_waits_also_for_a_later_attempt_at_the_start(site: Site, receiver: Receiver) -> None:
+    submit(site, PROMPTS)
+    receiver.answers = [404]
+    work(site, Stage.INGEST)
+    notifier(site).send_due()
+    site.clock.advance(retry_sec(1) or 0.0)
+    (start,) = site.store.due_notifications([lineage.TARGET])
+    assert site.store.take_notification(start, TAKEN_SEC)  # by another process, which is slow
+    work(site)
+    assert notifier(site).send_due() == 0
+    assert kinds(receiver) == ["START"]
+
+
+def test_who_sends_the_end_has_taken_the_start(site: Site, receiver: Receiver) -> None:
+    job_id = submit(site, PROMPTS)
+    work(site)
+    start, end = sorted(site.store.due_notifications([lineage.TARGET]), key=lambda one: one.number)
+    taken: list[bool] = []
+    receiver.before = lambda: taken.append(site.store.take_notification(start, TAKEN_SEC))
+    receiver.answers = [404]
+    job = site.store.get_job(job_id)
+    with pytest.raises(ObjectError, match="404"):
+        Lineage(DOCS).tell(end, job, site.store)
+    assert not site.store.due_notifications([lineage.TARGET], job_id=job_id)[1:], "it is put off"
+    Lineage(DOCS).tell(end, job, site.store)
+    assert taken == [False, False, False], "no other process can tell it meanwhile or later"
+    assert kinds(receiver) == ["START", "START", "COMPLETE"]
+    told, _ = site.store.notifications_of(job_id)
+    assert (told.attempts, told.error) == (2, None)
+    assert told.sent_at is not None
+
+
+def test_a_start_that_was_given_up_is_told_with_the_end(site: Site, receiver: Receiver) -> None:
+    submit(site, PROMPTS)
+    work(site, Stage.INGEST)
+    (start,) = site.store.due_notifications([lineage.TARGET])
+    site.store.take_notification(start, TAKEN_SEC)
+    site.store.note_not_sent(start, "HTTP status 404", None)
+    work(site)
+    assert notifier(site).send_due() == 1
+    assert kinds(receiver) == ["START", "COMPLETE"]
 
 
 def test_an_end_that_was_refused_is_told_again(site: Site, receiver: Receiver) -> None:

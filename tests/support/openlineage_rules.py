@@ -15,6 +15,9 @@ from jsonschema import Draft202012Validator
 Schema = dict[str, Any]
 
 TEXT: Schema = {"type": "string", "minLength": 1}
+# What the client writes out where we say nothing.
+EMPTY: Schema = {"type": "array", "maxItems": 0}
+NONE: Schema = {"type": "object", "maxProperties": 0}
 COUNT: Schema = {"type": "integer", "minimum": 0}
 URI: Schema = {"type": "string", "pattern": r"^[a-z][a-z0-9+.-]*://[^\s<>\"{}|\\^`]+$"}
 UUID: Schema = {"type": "string", "pattern": "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"}
@@ -47,7 +50,7 @@ def listed(item: Schema) -> Schema:
 
 
 PLACE: Mapping[str, Schema] = {"namespace": TEXT, "name": TEXT}
-FIELD = record({"name": TEXT}, type=TEXT, description=TEXT)
+FIELD = record({"name": TEXT}, type=TEXT, description=TEXT, fields=EMPTY)
 TRANSFORMATION = record(
     {"type": {"enum": ["DIRECT", "INDIRECT"]}},
     subtype=TEXT,
@@ -59,11 +62,15 @@ COLUMN = record({"inputFields": listed(INPUT_FIELD)})
 OF_DATASET = facets(
     schema=facet({}, fields=listed(FIELD)),
     version=facet({"datasetVersion": TEXT}),
-    columnLineage=facet({"fields": {"type": "object", "additionalProperties": COLUMN}}),
+    columnLineage=facet(
+        {"fields": {"type": "object", "additionalProperties": COLUMN}}, dataset=EMPTY
+    ),
 )
 FIGURES = facet({}, rowCount=COUNT, size=COUNT, fileCount=COUNT)
 OBJECT: Schema = {"type": "object"}
 OWN = facet(dict.fromkeys(("job", "models", "numerics", "rows", "tokens", "cost"), OBJECT))
+# The client adds its version to each run by itself.
+TAGS = facet({}, tags=listed(record({"key": TEXT, "value": TEXT}, source=TEXT)))
 
 EVENT = record(
     {
@@ -79,9 +86,12 @@ EVENT = record(
                 processing_engine=facet(
                     {"version": TEXT}, name=TEXT, openlineageAdapterVersion=TEXT
                 ),
-                parent=facet({"run": record({"runId": UUID}), "job": record(PLACE)}),
+                parent=facet(
+                    {"run": record({"runId": UUID}, facets=NONE), "job": record(PLACE, facets=NONE)}
+                ),
                 errorMessage=facet({"message": TEXT, "programmingLanguage": TEXT}, stackTrace=TEXT),
                 specbatch_generation=OWN,
+                tags=TAGS,
             ),
         ),
         "job": record(

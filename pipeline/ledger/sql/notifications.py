@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, insert, select, update
+from sqlalchemy import ColumnElement, Connection, and_, insert, or_, select, update
 
 from specbatch.pipeline.ledger.sql.transactions import LINEAGE, Now, upsert
 from specbatch.schemas import lineage
@@ -66,11 +66,16 @@ def due(
 
 
 def take(conn: Connection, now: Now, one: Due, for_sec: float) -> bool:
-    """Whether this caller may send it: nobody else may for `for_sec`."""
+    """Whether this caller may send it: nobody else may for `for_sec`.
+
+    What failed and is put off may be taken early. Without an error, somebody is sending it.
+    """
+    is_put_off = and_(Notification.due_at.is_not(None), Notification.error.is_not(None))
     taken = (
         update(Notification)
-        .where(*_is(one), Notification.attempts == one.attempts, Notification.due_at <= now)
-        .values(attempts=one.attempts + 1, due_at=now + for_sec)
+        .where(*_is(one), Notification.attempts == one.attempts)
+        .where(or_(Notification.due_at <= now, is_put_off))
+        .values(attempts=one.attempts + 1, due_at=now + for_sec, error=None)
     )
     return conn.execute(taken).rowcount == 1
 
