@@ -35,7 +35,7 @@ class Device:
     tenure: str  # on-demand, reserved or spot
     price_microusd: int  # of an hour
     pool: str = DEFAULT_POOL
-    # Of an hour of one of them, for placement; None: nobody has said. It is no part of what they are.
+    # Of an hour of one of them, for placement; None: nobody has said.
     each_microusd: int | None = field(default=None, compare=False)
 
 
