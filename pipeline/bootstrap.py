@@ -473,6 +473,7 @@ def priced_device(settings: Settings) -> Device:
         settings.price_per_device_hour_usd,
         devices=_vllm_devices(settings) if settings.engine == VLLM else settings.tensor_parallel,
         pool=settings.pool,
+        is_otherwise_known="price_per_device_hour_usd" in settings.model_fields_set,
     )
 
 

@@ -11,7 +11,8 @@ from specbatch.schemas.spec_part import Part
 DEFAULT_POOL = "default"
 SPOT = "spot"  # the tenure of devices that may be taken away
 
-Region = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^\s/,\"\\]+$")]
+REGION = r"^[^\s/,\"\\]{1,64}$"
+Region = Annotated[str, Field(pattern=REGION)]
 
 
 class Site(NamedTuple):

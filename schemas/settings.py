@@ -22,7 +22,7 @@ from pydantic_settings import (
 
 from specbatch.schemas.file_modes import Access
 from specbatch.schemas.masking import MASK, mask_url, remember, remember_secrets
-from specbatch.schemas.placement import DEFAULT_POOL
+from specbatch.schemas.placement import DEFAULT_POOL, REGION
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.schemes import why_not_writable
 from specbatch.schemas.usage import PRICE_NAMES
@@ -311,7 +311,17 @@ class Settings(BaseSettings):
         "they keep nothing",
     )
 
-    @field_validator("device_kind", "region", mode="after")
+    @field_validator("region", mode="after")
+    @classmethod
+    def _is_a_region(cls, value: str) -> str:
+        if re.fullmatch(REGION, value) is None or value.endswith("\n"):
+            raise ValueError(
+                "no job could name this region: give it 1 to 64 characters without spaces, commas, "
+                "slashes, quotes and backslashes"
+            )
+        return value
+
+    @field_validator("device_kind", mode="after")
     @classmethod
     def _is_a_name(cls, value: str) -> str:
         if "/" in value:

@@ -489,6 +489,8 @@ class WorkerSession(Base):
     tenure: Mapped[str]
     price_microusd: Mapped[int] = mapped_column(BigInteger)  # of an hour
     pool: Mapped[str] = mapped_column(default=DEFAULT_POOL)
+    # Of one device, where several work as one; NULL: nobody has said, so no job is left to it.
+    each_microusd: Mapped[int | None] = mapped_column(BigInteger)
     started_at: Mapped[float]
     beat_at: Mapped[float]  # when its process was heard of last
     ended_at: Mapped[float | None]

@@ -19,7 +19,7 @@ from specbatch.schemas.timekeeping import (
     TimeSlice,
 )
 
-DEVICE = ("device_kind", "region", "tenure", "price_microusd", "pool")
+DEVICE = ("device_kind", "region", "tenure", "price_microusd", "pool", "each_microusd")
 
 
 def session_values(session: NewSession, now: Any) -> dict[str, Any]:
@@ -117,4 +117,4 @@ def _ticks(row: Any) -> Ticks:
 
 
 def _device(row: Any) -> Device:
-    return Device(row.device_kind, row.region, row.tenure, row.price_microusd, row.pool)
+    return Device(*(getattr(row, name) for name in DEVICE))

@@ -5,7 +5,7 @@ All counters are whole 100-ns units and only grow, so a late or repeated report 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from specbatch.schemas.numeric_class import Serves
@@ -35,6 +35,8 @@ class Device:
     tenure: str  # on-demand, reserved or spot
     price_microusd: int  # of an hour
     pool: str = DEFAULT_POOL
+    # Of an hour of one of them, for placement; None: nobody has said.
+    each_microusd: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ down_revision = "0027"
 
 DEFAULT_POOL = "default"
 _OF_PROCESSES = (("region", sa.Text, None), ("is_spot", sa.Boolean, sa.false()))
+_OF_SESSIONS = (("pool", sa.Text, DEFAULT_POOL), ("each_microusd", sa.BigInteger, None))
 _OF_GROUPS = ("most_tokens", "most_row_tokens", "reserved_tokens")
 _OF_TENANTS = ("credit", "sec_per_token")
 
@@ -77,7 +78,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("key_id", name="pk_api_keys"),
     )
     _add_budgets()
-    add_columns("worker_sessions", [("pool", sa.Text, DEFAULT_POOL)])
+    add_columns("worker_sessions", _OF_SESSIONS)
     add_columns("worker_processes", _OF_PROCESSES)
     on_postgres(granting())
 
@@ -147,7 +148,7 @@ def _estimate_bounds() -> None:
 
 def downgrade() -> None:
     drop_columns("worker_processes", [name for name, _, _ in _OF_PROCESSES])
-    drop_columns("worker_sessions", ["pool"])
+    drop_columns("worker_sessions", [name for name, _, _ in _OF_SESSIONS])
     with _next_group_index():
         drop_columns("groups", [*_OF_GROUPS, "charged_sec"])
     op.execute("DELETE FROM tenants")

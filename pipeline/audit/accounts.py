@@ -207,7 +207,10 @@ def _digests_of_job(job: Mapping[str, Any]) -> dict[str, Any]:
 
 def _of_session(session: SessionRow) -> list[Any]:
     """The values of a session that never change."""
-    return [session.session_id, session.owner, *astuple(session.device), session.started_at]
+    device = session.device
+    # As pinned by earlier releases, too, which had no pools.
+    values = [device.kind, device.region, device.tenure, device.price_microusd]
+    return [session.session_id, session.owner, *values, session.started_at]
 
 
 def _of_group(group: tuple[Any, ...]) -> list[Any]:

@@ -73,3 +73,11 @@ def test_a_local_run_refuses_rows_that_may_not_be_here(
 def test_a_region_that_can_be_no_worker_s_is_refused(name: str) -> None:
     with pytest.raises(SpecError, match=r"placement\.regions"):
         load_spec({**SPEC, "placement": {"regions": [name]}})
+
+
+@pytest.mark.parametrize("name", ["e u", "eu,us", 'e"u', "e\\u", "", "a/b", "eu\n", "e" * 65])
+def test_a_worker_is_in_no_region_that_a_job_cannot_name(name: str) -> None:
+    with pytest.raises(ValueError, match="no job could name this region"):
+        Settings(region=name)
+    with pytest.raises(SpecError, match=r"placement\.regions"):
+        load_spec({**SPEC, "placement": {"regions": [name]}})

@@ -40,6 +40,15 @@ def slice_of(session: SessionRow, index: int, verify: int, kept: bool) -> TimeSl
     return TimeSlice(session.session_id, attempt, Ticks(verify=verify), kept, False, DEVICE)
 
 
+def test_sessions_are_pinned_as_releases_without_pools_did() -> None:
+    in_pool = replace(ENDED, device=replace(DEVICE, pool="eu", each_microusd=100_000))
+    rows = replace(ROWS, sessions=[OPEN, in_pool])
+    assert pinned(rows)["sessions"] == pinned(ROWS)["sessions"]
+    assert pinned(rows)["sessions"][1] == [
+        *(ENDED.session_id, "w2", "cpu", "here", "spot", 200_000, 10.0, True)
+    ]
+
+
 ROWS = AccountRows(
     dict.fromkeys(OF_JOB, 3) | {"report": {"saved": 0.5}},
     [group(0, 4), group(1, 4)],

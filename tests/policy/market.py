@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from specbatch.pipeline.ledger.fair_share import Waiting, by_turn
 from specbatch.pipeline.policy.placement import Choice, Pool, Work, choose
 from specbatch.schemas.placement import PlacementSpec, Site
 
@@ -53,6 +54,7 @@ class Job:
     tenant: str
     created_at: float
     deadline_at: float | None
+    priority: int
     placement: PlacementSpec
     groups: int  # that are free
     sec_per_row: float
@@ -104,6 +106,7 @@ class Trace:
             created_at=created_at,
             deadline_at=created_at + patience if has_deadline else None,
             placement=PlacementSpec(regions=regions, spot=draw.random() < 0.8),
+            priority=number % 3,
             groups=groups,
             sec_per_row=sec_per_row,
             moved_at=created_at,
@@ -140,7 +143,9 @@ class Market:
     def __init__(self, trace: Trace, rule: Rule, kinds: Sequence[Kind]) -> None:
         self.trace, self.rule, self.kinds = trace, rule, kinds
         self.jobs = {job.job_id: replace(job) for job in trace.jobs}
-        self.served: Counter[str] = Counter()
+        # By tenant its virtual time, in device seconds, and where its last claim began.
+        self.served: defaultdict[str, float] = defaultdict(float)
+        self.started: defaultdict[str, float] = defaultdict(float)
         self.result = Result()
         self.events: list[tuple[float, int, str, tuple[int, int], object]] = []
         self.number = 0
@@ -183,10 +188,33 @@ class Market:
         if not mine:
             self.claim_of[device] = self.push(now + WAIT_SEC, "free", device)
             return
-        job = min(mine, key=lambda job: (self.served[job.tenant], job.created_at))
-        self.served[job.tenant] += 1
+        job = self.next_of(now, mine)
         job.groups, job.held = job.groups - 1, job.held + 1
         self.claim_of[device] = self.push(now + job.group_sec, "done", device, (job.job_id, now))
+
+    def next_of(self, now: float, mine: Sequence[Job]) -> Job:
+        """In the store's order; its tenant is charged with what the group will take."""
+        open_jobs = [job for job in self.jobs.values() if job.groups and job.created_at <= now]
+        ids = {job.job_id for job in mine}
+        turn = by_turn([self.waiting(now, job, job.job_id in ids) for job in open_jobs])[0]
+        job = self.jobs[turn.job.job_id]
+        begun = self.started[job.tenant] = max(self.served[job.tenant], turn.floor)
+        self.served[job.tenant] = begun + job.group_sec
+        return job
+
+    def waiting(self, now: float, job: Job, is_due: bool) -> Waiting:
+        half = None if job.deadline_at is None else (job.created_at + job.deadline_at) / 2
+        return Waiting(
+            job_id=job.job_id,
+            tenant=job.tenant,
+            priority=job.priority,
+            created_at=job.created_at,
+            is_due=is_due,
+            served=self.served[job.tenant],
+            started=self.started[job.tenant],
+            deadline_at=job.deadline_at,
+            is_urgent=half is not None and now > half,
+        )
 
     def finish(self, now: float, device: tuple[int, int], job_id: str, begun: float) -> None:
         kind, job = self.kinds[device[0]], self.jobs[job_id]
@@ -240,7 +268,7 @@ class Market:
             Work(
                 job_id=job.job_id,
                 tenant=job.tenant,
-                priority=1,
+                priority=job.priority,
                 created_at=job.created_at,
                 deadline_at=job.deadline_at,
                 rows=(job.groups + job.held) * GROUP_ROWS,

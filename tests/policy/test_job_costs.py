@@ -223,5 +223,16 @@ def test_devices_that_work_as_one_have_their_price_together() -> None:
         "h200", "eu", "spot", 10_000_000
     )
     assert priced("h200", "us", "spot", book, 1.0) == Device("h200", "us", "spot", 1_000_000)
+    assert priced("h200", "eu", "spot", book, 1.0, devices=4).each_microusd == 2_500_000
     hour = Amount(3600 * TICKS_PER_SEC, 3600 * TICKS_PER_SEC * 2_500_000)
     assert (hour.sec, hour.usd) == (3600.0, 2.5)
+
+
+def test_the_price_of_a_device_that_the_book_lacks_is_not_known() -> None:
+    book = {"h200/eu/spot": 2.5}
+    here = ("h200", "us", "spot")
+    assert priced(*here, book, 0.2).each_microusd is None
+    assert priced(*here, book, 0.2, is_otherwise_known=True).each_microusd is None
+    assert priced(*here, {"cpu_hour": 1.0}, 0.2).each_microusd is None
+    known = priced(*here, {"cpu_hour": 1.0}, 0.2, is_otherwise_known=True)
+    assert known.each_microusd == 200_000

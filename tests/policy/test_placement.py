@@ -74,14 +74,26 @@ def test_a_job_whose_speed_nobody_knows_is_taken_if_it_has_a_deadline() -> None:
     assert not chosen(DEAR, replace(unknown, deadline_at=None)).takes
 
 
+def test_the_reason_for_an_unknown_speed_is_its_own() -> None:
+    why = "nobody knows yet how long it takes"
+    devices = {DEAR: 1, CHEAP: 2, SPOT: 2}
+    for unknown in ({"sec_per_row": None}, {"is_read": False}):
+        one = work(devices=devices, deadline_at=NOW + 10_000, **unknown)
+        assert chosen(DEAR, one) == chosen(CHEAP, one) == Choice(True, why)
+        assert chosen(SPOT, one).takes
+
+
 OTHER = work("b", rows=1_000)
 AHEAD = {  # what comes first of a job of a thousand seconds, in device seconds
-    "older, same tenant": (replace(OTHER, created_at=NOW - 1), 1_000.0),
-    "younger, same tenant": (replace(OTHER, created_at=NOW + 1), 0.0),
     "another tenant": (replace(OTHER, tenant="u"), 100.0),
     "another tenant's small one": (replace(OTHER, tenant="u", rows=30), 30.0),
+    "another tenant's of a higher priority": (replace(OTHER, tenant="u", priority=0), 100.0),
+    "another tenant's of a lower priority": (replace(OTHER, tenant="u", priority=2), 100.0),
     "higher priority": (replace(OTHER, priority=0, created_at=NOW + 1), 1_000.0),
     "lower priority": (replace(OTHER, priority=2, created_at=NOW - 1), 0.0),
+    "earlier deadline": (replace(OTHER, created_at=NOW + 1, deadline_at=NOW + 1), 1_000.0),
+    "later deadline": (replace(OTHER, created_at=NOW - 1, deadline_at=NOW + 10_000), 0.0),
+    "no deadline": (replace(OTHER, created_at=NOW - 1), 0.0),
     "of other pools": (replace(OTHER, priority=0, devices={DEAR: 1}), 0.0),
 }
 
@@ -94,12 +106,27 @@ def test_what_goes_first_counts(case: str) -> None:
     assert chosen(DEAR, work(deadline_at=NOW + needed - 1), other).takes
 
 
+@pytest.mark.parametrize(("age", "takes"), [(1, True), (-1, False)])
+def test_of_one_deadline_the_older_job_goes_first(age: float, takes: bool) -> None:
+    deadline_at = NOW + MARGIN * (100 / 2 + 10) + 1
+    other = replace(OTHER, created_at=NOW - age, deadline_at=deadline_at)
+    assert chosen(DEAR, work(deadline_at=deadline_at), other).takes is takes
+
+
 def test_another_tenants_share_goes_by_its_weight() -> None:
     other = replace(OTHER, tenant="u")
     needed = MARGIN * ((100 + 300) / 2 + 10)
     late, in_time = work(deadline_at=NOW + needed - 1), work(deadline_at=NOW + needed + 1)
     assert chosen(DEAR, late, other, weights={"u": 3.0}).takes
     assert not chosen(DEAR, in_time, other, weights={"u": 3.0}).takes
+
+
+def test_another_tenant_s_share_counts_beside_what_goes_first_of_its_own() -> None:
+    older = replace(OTHER, rows=200, priority=0)
+    other = replace(OTHER, job_id="c", tenant="u")
+    needed = MARGIN * ((100 + 200 + 300) / 2 + 10)
+    assert not chosen(DEAR, work(deadline_at=NOW + needed + 1), older, other).takes
+    assert chosen(DEAR, work(deadline_at=NOW + needed - 1), older, other).takes
 
 
 def test_spot_gets_what_can_be_done_twice_before_its_deadline() -> None:
@@ -113,6 +140,45 @@ def test_spot_gets_what_can_be_done_twice_before_its_deadline() -> None:
     assert not chosen(SPOT, short).takes
     assert chosen(DEAR, short).takes
     assert chosen(SPOT, work(devices=devices)).takes, "without a deadline there is time"
+
+
+def test_spot_helps_where_those_that_stay_would_not_finish_it_alone() -> None:
+    devices = {DEAR: 1, SPOT: 100}
+    alone = MARGIN * (100 + 10)
+    late = work(devices=devices, deadline_at=NOW + alone - 1)
+    assert chosen(SPOT, late) == Choice(True, "pools that stay (dear) would not finish it in time")
+    assert chosen(DEAR, late).takes
+    in_time = work(devices=devices, deadline_at=NOW + alone + 1)
+    assert chosen(SPOT, in_time) == Choice(
+        False,
+        "too close to its deadline for a device that may be taken away: "
+        "pools that stay (dear) finish it in time",
+    )
+    assert chosen(DEAR, in_time) == Choice(
+        True, "too close to its deadline for devices that may be taken away"
+    )
+
+
+def test_spot_takes_what_those_that_stay_do_not_continue() -> None:
+    # There is time for one of both, not for both.
+    late = work(devices={DEAR: 1, SPOT: 2}, deadline_at=NOW + MARGIN * 150)
+    assert not chosen(SPOT, late).takes
+    assert chosen(SPOT, replace(late, moved_at=NOW - PATIENCE)).takes
+
+
+def test_workers_of_one_pool_leave_each_other_nothing() -> None:
+    cheap, spot = Pool("dear", 1), Pool("dear", 1, is_spot=True)
+    assert chosen(DEAR, work(devices={DEAR: 1, cheap: 5, spot: 5})).takes
+    late = work(devices={DEAR: 1, spot: 2}, deadline_at=NOW + MARGIN * 150)
+    assert chosen(spot, late).takes
+
+
+def test_no_job_is_left_for_a_price_that_nobody_knows() -> None:
+    unknown = Pool("unknown", None)
+    both = work(devices={DEAR: 1, unknown: 5})
+    assert chosen(DEAR, both).takes
+    assert chosen(unknown, both).takes
+    assert not chosen(DEAR, work(devices={DEAR: 1, unknown: 5, CHEAP: 1})).takes
 
 
 def test_spot_takes_what_nobody_else_may_do() -> None:

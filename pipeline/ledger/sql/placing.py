@@ -12,7 +12,7 @@ from specbatch.pipeline.ledger.sql.transactions import Now
 from specbatch.schemas import time_mapper
 from specbatch.schemas.backlog import Alive, OpenJob, PinnedJob
 from specbatch.schemas.records import JobState, Stage
-from specbatch.schemas.tables import Group, Job, job_is_live
+from specbatch.schemas.tables import Group, Job, group_is_open, job_is_live
 
 _AHEAD = Group.stage.in_([Stage.PROPOSE.value, Stage.VERIFY.value])
 _BEHIND = Group.stage.in_([Stage.RECORD.value, Stage.DONE.value])
@@ -40,16 +40,22 @@ def open_jobs(conn: Connection) -> list[OpenJob]:
         "group_rows": func.max(case((_AHEAD, Group.rows), else_=0)),
         "moved_at": func.max(Group.ready_at),
     }
+    # Live ones come first: past jobs and their groups may be many. A job's columns have no sum of
+    # its seconds, so its finished groups are read, too.
+    open_groups = select(Group.job_id).where(Group.job_id == Job.job_id, group_is_open(), _AHEAD)
+    live = select(Job.job_id).where(job_is_live(), ~Job.cancel_requested, open_groups.exists())
+    of_groups = (
+        select(Group.job_id, *(value.label(name) for name, value in sums.items()))
+        .where(Group.job_id.in_(live))
+        .group_by(Group.job_id)
+        .subquery()
+    )
     rows = conn.execute(
-        select(
-            *wanted, *about, *PINNED_COLUMNS, *(value.label(name) for name, value in sums.items())
-        )
-        .join(Group, Group.job_id == Job.job_id)
-        .where(job_is_live(), ~Job.cancel_requested)
-        .group_by(Job.job_id)
+        select(*wanted, *about, *PINNED_COLUMNS, *(of_groups.c[name] for name in sums))
+        .join(of_groups, of_groups.c.job_id == Job.job_id)
         .order_by(Job.job_id)
     ).all()
-    return [_open_job(conn, row) for row in rows if row.rows]
+    return [_open_job(conn, row) for row in rows]
 
 
 def _open_job(conn: Connection, row: Any) -> OpenJob:

@@ -49,10 +49,14 @@ def priced(
     otherwise_usd: float,
     devices: int = 1,
     pool: str = DEFAULT_POOL,
+    is_otherwise_known: bool = False,
 ) -> Device:
     """So many alike devices that work as one, with their price together.
 
-    `book` has dollars per hour by kind/region/tenure.
+    `book` has dollars per hour by kind/region/tenure. `is_otherwise_known`: somebody has said that
+    other devices cost `otherwise_usd`; this counts where the book has no devices at all.
     """
-    usd = book.get(f"{kind}/{region}/{tenure}", otherwise_usd)
-    return Device(kind, region, tenure, devices * price_microusd(usd), pool)
+    name = f"{kind}/{region}/{tenure}"
+    each = price_microusd(book.get(name, otherwise_usd))
+    is_known = name in book or (is_otherwise_known and not any("/" in one for one in book))
+    return Device(kind, region, tenure, devices * each, pool, each if is_known else None)
