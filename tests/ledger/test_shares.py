@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -93,10 +92,12 @@ class Fleet:
 
     def shares(self, since: float, until: float) -> dict[str, float]:
         """Each tenant's part of the device time between."""
-        had: Counter[str] = Counter()
+        had: dict[str, float] = {}
         for begin, end, tenant, _ in self.ran:
-            had[tenant] += max(0.0, min(end, until) - max(begin, since))  # type: ignore[assignment]
-        return {tenant: seconds / had.total() for tenant, seconds in had.items() if seconds}
+            both = max(0.0, min(end, until) - max(begin, since))
+            had[tenant] = had.get(tenant, 0.0) + both
+        whole = sum(had.values())
+        return {tenant: seconds / whole for tenant, seconds in had.items() if seconds}
 
     def ended(self, job_id: str) -> float:
         return max(end for _, end, _, job in self.ran if job == job_id)

@@ -17,6 +17,7 @@ from specbatch.pipeline.ledger import rules
 from specbatch.pipeline.ledger.sql import audit_log, budgets, copying, jobs, shares, time
 from specbatch.pipeline.ledger.sql import usage as sql_usage
 from specbatch.pipeline.ledger.sql.jobs import FREE
+from specbatch.pipeline.ledger.sql.splitting import held_by
 from specbatch.pipeline.ledger.sql.transactions import Now
 from specbatch.schemas import completion_rows
 from specbatch.schemas.audit import EntryKind
@@ -172,15 +173,10 @@ def _leaving(now: Now, names: tuple[str, ...], added: tuple[str, ...]) -> Execut
         values[name] = getattr(Group, name) + bindparam(f"more_{name}")
     if added:  # there are results; and the store knows the time it waited
         values |= {"last_error": None, "queue_sec": Group.queue_sec + Group.waited_sec}
+    held = map(bindparam, ("of_job", "of_index", "of_token", "of_owner", "of_stage"))
     return (
         update(Group)
-        .where(
-            Group.job_id == bindparam("of_job"),
-            Group.group_index == bindparam("of_index"),
-            Group.generation == bindparam("of_token"),
-            Group.lease_owner == bindparam("of_owner"),
-            Group.stage == bindparam("of_stage"),
-        )
+        .where(*held_by(*held))
         .values(stage=bindparam("to_stage"), ready_at=now, attempts=0, **FREE, **values)
     )
 

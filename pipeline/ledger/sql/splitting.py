@@ -151,12 +151,19 @@ def is_suspect(group: Any, attempts: Any, max_attempts: int) -> ColumnElement[bo
 
 def is_held(lease: Lease) -> list[ColumnElement[bool]]:
     """The conditions of a group's row while the lease is current."""
+    return held_by(lease.job_id, lease.group_index, lease.token, lease.owner, lease.stage.value)
+
+
+def held_by(
+    job_id: Any, group_index: Any, token: Any, owner: Any, stage: Any
+) -> list[ColumnElement[bool]]:
+    """The same of a lease's values, or of parameters for them."""
     return [
-        Group.job_id == lease.job_id,
-        Group.group_index == lease.group_index,
-        Group.generation == lease.token,
-        Group.lease_owner == lease.owner,
-        Group.stage == lease.stage.value,
+        Group.job_id == job_id,
+        Group.group_index == group_index,
+        Group.generation == token,
+        Group.lease_owner == owner,
+        Group.stage == stage,
     ]
 
 
