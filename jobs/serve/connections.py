@@ -90,7 +90,7 @@ class Guarded(H11Protocol):
         return self.conn.their_state is h11.SEND_BODY and not is_known
 
     def _watch(self) -> None:
-        """Bytes that come do not begin the time anew: only a whole head, or rest, ends it."""
+        """New bytes do not restart the clock: only a whole head, or rest, stops it."""
         is_rest = self.owes_a_rest
         if not self.owes_a_head or is_rest is (self._rest_bytes is None):
             self._forget_owed()

@@ -1,6 +1,6 @@
-"""Around the whole application: refuses requests that two readers could read in two ways, and says
-in every answer of it, that to an error of its own too, what a browser may do with it. What uvicorn
-answers by itself, as to what is no request, does not come here: it is plain text.
+"""Wraps the whole application. It refuses requests that two readers could read in two ways, and
+gives every answer, those to errors too, the headers that say what a browser may do with it.
+uvicorn's own answers, as to what is no request, do not pass here: they are plain text.
 
 A proxy that checks one of two `Authorization` headers, or takes a body's length from
 `Content-Length` where this service takes it from `Transfer-Encoding`, would let others in.

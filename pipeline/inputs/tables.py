@@ -102,7 +102,7 @@ def pin(
         return Snapshot(number, spec.since if isinstance(spec.since, int) else None, table_id)
     if not since.is_of(table_id) and not _is_since_in(spec, objects, since):
         raise InputError(
-            f"{words_of(spec.table or DELTA)[0]} {spec.uri} was made anew since the last job of "
+            f"{words_of(spec.table or DELTA)[0]} {spec.uri} was made again since the last job of "
             "this name has read it, so what was added since is not known: leave since out for one "
             "night"
         )
@@ -139,7 +139,7 @@ def _check_same(uri: str, kind: TableKind, snapshot: Snapshot, table_id: str) ->
     if not snapshot.is_of(table_id):
         table, word = words_of(kind)
         raise InputError(
-            f"{table} {uri} was made anew after this job had pinned {word} {snapshot.number} of "
+            f"{table} {uri} was made again after this job had pinned {word} {snapshot.number} of "
             "the one before, which is gone: submit a new job"
         )
 

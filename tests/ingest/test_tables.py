@@ -218,13 +218,13 @@ def test_a_table_that_was_made_anew_is_not_taken_for_the_one_before(tmp_path: Pa
     rmtree(table)
     delta(table, prompts("x"), prompts("y"), prompts("z"))
     assert refusal(table, pinned) == (
-        f"Delta table {table} was made anew after this job had pinned version 1 of the one before, "
-        "which is gone: submit a new job"
+        f"Delta table {table} was made again after this job had pinned version 1 of the one "
+        "before, which is gone: submit a new job"
     )
     with pytest.raises(InputError) as refused:
         pin(spec, Objects(), lambda: pinned)
     assert str(refused.value) == (
-        f"Delta table {table} was made anew since the last job of this name has read it, so what "
+        f"Delta table {table} was made again since the last job of this name has read it, so what "
         "was added since is not known: leave since out for one night"
     )
     assert ids(table, Snapshot(1)) == ["x", "y"], "jobs of earlier versions kept no id"
@@ -248,7 +248,7 @@ def test_a_table_that_grew_by_a_merge_with_new_columns_is_the_same(tmp_path: Pat
     DeltaTable(table).create_checkpoint()
     for version in (0, 1):
         (table / "_delta_log" / f"{version:020d}.json").unlink()
-    with pytest.raises(InputError, match="was made anew since the last job of this name"):
+    with pytest.raises(InputError, match="was made again since the last job of this name"):
         pin(spec, Objects(), lambda: before)
 
 
@@ -457,8 +457,8 @@ def test_an_iceberg_table_that_was_made_anew_is_not_taken_for_the_one_before(cat
     pinned = pin(make_spec(uri).input, Objects())
     catalog.drop_table("lake.t")
     iceberg(catalog, "t", prompts("b"))
-    assert f"Iceberg table {uri} was made anew after this job" in refusal(uri, pinned)
-    with pytest.raises(InputError, match="was made anew since the last job"):
+    assert f"Iceberg table {uri} was made again after this job" in refusal(uri, pinned)
+    with pytest.raises(InputError, match="was made again since the last job"):
         pin(make_spec(uri, input={"since": "last"}).input, Objects(), lambda: pinned)
 
 

@@ -1,8 +1,8 @@
 """Tables of how far an installation scales: a night's need beside what was measured.
 
-A row is one resource: what one group takes of it, which a benchmark measured, and what nights of
-10^6, 10^9 and 10^11 tokens take of it, which is computed. A measured rate is never drawn out of its
-unit: a second row of the same part says what one process or one server reached.
+A row is one resource. A benchmark measured what one group takes of it; what nights of 10^6, 10^9
+and 10^11 tokens take is computed. A measured rate keeps its unit: a second row of the same part
+says what one process or one server reached.
 """
 
 from __future__ import annotations
