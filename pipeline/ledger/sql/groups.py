@@ -8,7 +8,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import Connection, Executable, bindparam, update
+from sqlalchemy import BindParameter, Connection, Executable, bindparam, update
 from sqlalchemy.dialects import sqlite
 
 from specbatch.pipeline.audit import entries
@@ -173,10 +173,12 @@ def _leaving(now: Now, names: tuple[str, ...], added: tuple[str, ...]) -> Execut
         values[name] = getattr(Group, name) + bindparam(f"more_{name}")
     if added:  # there are results; and the store knows the time it waited
         values |= {"last_error": None, "queue_sec": Group.queue_sec + Group.waited_sec}
-    held = map(bindparam, ("of_job", "of_index", "of_token", "of_owner", "of_stage"))
+    of_lease: list[BindParameter[Any]] = [
+        bindparam(name) for name in ("of_job", "of_index", "of_token", "of_owner", "of_stage")
+    ]
     return (
         update(Group)
-        .where(*held_by(*held))
+        .where(*held_by(*of_lease))
         .values(stage=bindparam("to_stage"), ready_at=now, attempts=0, **FREE, **values)
     )
 
