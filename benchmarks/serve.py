@@ -299,7 +299,7 @@ def load(
 
 
 def _busy_sec() -> float:
-    """Processor time of the whole machine, what its host took of it included."""
+    """Processor time of the whole machine, with the time that its host stole."""
     fields = [int(one) for one in Path("/proc/stat").read_text().split("\n")[0].split()[1:]]
     idle = fields[3] + fields[4]
     return (sum(fields[:8]) - idle) / os.sysconf("SC_CLK_TCK")

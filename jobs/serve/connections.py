@@ -105,7 +105,7 @@ class Guarded(H11Protocol):
         return self.stalled_sec + self._rest_bytes / LEAST_BYTES_PER_SEC
 
     def _time_is_up(self) -> None:
-        """But for what came of a rest meanwhile."""
+        """End the connection, unless the bytes that came of a rest have earned it more time."""
         left_sec = self.since + self._may_take_sec() - self.loop.time()
         if self._rest_bytes and left_sec > 0:
             self._owed = self.loop.call_later(left_sec, self._time_is_up)

@@ -49,7 +49,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A job that is due, in fair-share order, and what a claim of it is charged by."""
+    """A job that is due, and the values by which a claim of it is charged."""
 
     job: Waiting
     floor: float  # the earliest start of a claim, but for the tenant's credit

@@ -63,7 +63,7 @@ class Work:
     is_read: bool  # whether these are all that there will be
     sec_per_row: float | None  # device seconds; None: nothing is known yet
     group_rows: int  # of its largest group: one device works on a group
-    moved_at: float  # when it last got on
+    moved_at: float  # its last progress
     devices: Mapping[Pool, int]  # live ones that may verify it
 
     @property

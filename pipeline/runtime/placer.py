@@ -34,7 +34,7 @@ def pool_of(device: Device) -> Pool:
 class Overdue(NamedTuple):
     """A job that nobody had continued for too long."""
 
-    moved_at: float  # when it last got on before
+    moved_at: float  # its last progress before this pool took it
     until: float  # when cheaper pools are waited for again
 
 
@@ -107,9 +107,10 @@ class Placer:
         return frozenset(job_id for job_id, choice in choices.items() if choice.takes)
 
     def _note_overdue(self, jobs: list[OpenJob], now: float) -> None:
-        """Jobs that this pool takes over would count as continued with its own first group.
+        """Note the jobs that this pool takes because cheaper pools did nothing for them.
 
-        So the time before counts for as long again as cheaper pools were waited for.
+        Its own first group would count as progress, and it would leave the job again. So for as long
+        as it has waited, the last progress before that group counts.
         """
         overdue = {}
         for job in jobs:
