@@ -306,9 +306,7 @@ class Tenant(Base):
     weight: Mapped[float] = mapped_column(default=1.0)
     served: Mapped[float] = mapped_column(default=0.0)  # virtual time: device seconds by weight
     started: Mapped[float] = mapped_column(default=0.0)  # where its last claim began on it
-    credit: Mapped[float] = mapped_column(
-        default=0.0
-    )  # virtual time by which estimates were too high
+    credit: Mapped[float] = mapped_column(default=0.0)  # by how much estimates were too high
     sec_per_token: Mapped[float] = mapped_column(default=0.0)  # of its groups; 0: not known
 
 

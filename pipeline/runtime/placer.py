@@ -109,8 +109,8 @@ class Placer:
     def _note_overdue(self, jobs: list[OpenJob], now: float) -> None:
         """Note the jobs that this pool takes because cheaper pools did nothing for them.
 
-        Its own first group would count as progress, and it would leave the job again. So for as long
-        as it has waited, the last progress before that group counts.
+        Its own first group would count as progress, and it would leave the job again. So for as
+        long as it has waited, the last progress before that group counts.
         """
         overdue = {}
         for job in jobs:
