@@ -8,6 +8,7 @@ from alembic import context
 from sqlalchemy import Connection, create_engine, make_url
 
 from specbatch.schemas import audit_tables as _audit_tables  # noqa: F401 - its tables join the metadata
+from specbatch.schemas.sql_roles import granting
 from specbatch.schemas.tables import Base, is_described
 
 
@@ -24,8 +25,19 @@ def run(connection: Connection) -> None:
         render_as_batch=connection.dialect.name == "sqlite",
         transactional_ddl=True,
     )
+    migrations = context.get_context()
+    before = migrations.get_current_revision() or ""
     with context.begin_transaction():
         context.run_migrations()
+        if before < (migrations.get_current_revision() or ""):
+            grant()
+
+
+def grant() -> None:
+    """Give the roles their rights on what there is now."""
+    if context.get_context().dialect.name == "postgresql":
+        for statement in granting():
+            context.execute(statement)
 
 
 def print_sql(url: str) -> None:
@@ -39,6 +51,7 @@ def print_sql(url: str) -> None:
     )
     with context.begin_transaction():
         context.run_migrations()
+        grant()
 
 
 attributes = context.config.attributes

@@ -4,8 +4,8 @@ Nobody works as one of them: they are granted to logins (`GRANT specbatch_worker
 tables' owner migrates and is none of them. The statements may be run again, and on databases of any
 revision: what is not there is passed by. They first take from a role whatever it had on tables,
 partitions, views, sequences and functions of the schema, so what stands here is all that it has.
-Rights on columns must be given again when a table gets another one: a migration that adds a column
-ends with `granting()`.
+Rights on columns must be given again when a table gets another one: every upgrade ends with
+`granting()`, once, for it is some 250 statements.
 
 What a right on a column cannot say (only together with an entry in the log, only to empty it) is
 held by the triggers of `sql_triggers.py`.
@@ -231,10 +231,16 @@ def how_to_create() -> str:
     return "; ".join(f"CREATE ROLE {role} NOLOGIN" for role in ROLES)
 
 
-def granting() -> Iterator[str]:
-    """Statements that create the roles if that is allowed, and grant their rights."""
+def creating_roles() -> Iterator[str]:
+    """Statements that create the roles if that is allowed."""
     for role in ROLES:
         yield _CREATE.format(role=role)
+
+
+def granting() -> Iterator[str]:
+    """Statements that create the roles if that is allowed, and grant their rights."""
+    yield from creating_roles()
+    for role in ROLES:
         rights = RIGHTS[role]
         yield _REVOKE_ALL.format(role=role)
         for table in TABLES:

@@ -1,7 +1,8 @@
 """Group roles for workers, operators and auditors, on PostgreSQL.
 
-Revision 0006. A migrating user who may not create roles gets a warning that says what to run; the
-next `specbatch migrate` gives them their rights. SQLite has no roles.
+Revision 0006. Their rights are granted at the end of an upgrade, by `env.py`. A migrating user who
+may not create roles gets a warning that says what to run; the next `specbatch migrate` gives them
+their rights. SQLite has no roles.
 """
 
 import logging
@@ -10,7 +11,7 @@ import sqlalchemy as sa
 from alembic import op
 
 from specbatch.migrations.shared import on_postgres
-from specbatch.schemas.sql_roles import ROLES, granting, how_to_create, revoking
+from specbatch.schemas.sql_roles import ROLES, creating_roles, how_to_create, revoking
 
 revision = "0006"
 down_revision = "0005"
@@ -21,7 +22,7 @@ log = logging.getLogger("specbatch.migrations")
 def upgrade() -> None:
     if op.get_context().dialect.name != "postgresql":
         return
-    for statement in granting():
+    for statement in creating_roles():
         op.execute(statement)
     if op.get_context().as_sql:
         return

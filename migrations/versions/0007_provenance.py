@@ -87,7 +87,6 @@ def upgrade() -> None:
     }
     _move(filled, _OLD, "completions")
     op.drop_table(_OLD)
-    shared.on_postgres(granting())
 
 
 def downgrade() -> None:

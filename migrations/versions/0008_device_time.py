@@ -9,8 +9,7 @@ from contextlib import contextmanager
 import sqlalchemy as sa
 from alembic import op
 
-from specbatch.migrations.shared import add_columns, drop_columns, on_postgres, where
-from specbatch.schemas.sql_roles import granting
+from specbatch.migrations.shared import add_columns, drop_columns, where
 
 revision = "0008"
 down_revision = "0007"
@@ -59,7 +58,6 @@ def upgrade() -> None:
     op.create_index("ix_time_slices_session_id", "time_slices", ["session_id"])
     with _index_put_aside():
         add_columns("groups", [(name, sa.Double, "0") for name in _OF_GROUPS])
-    on_postgres(granting())
 
 
 def downgrade() -> None:

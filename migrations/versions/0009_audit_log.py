@@ -9,7 +9,6 @@ from alembic import op
 
 from specbatch.migrations.shared import add_columns, drop_columns, on_postgres
 from specbatch.schemas.audit_tables import DROP_FUNCTION, TRIGGERS
-from specbatch.schemas.sql_roles import granting
 
 revision = "0009"
 down_revision = "0008"
@@ -22,7 +21,6 @@ def upgrade() -> None:
     _make_tables()
     for statement in TRIGGERS[op.get_context().dialect.name]:
         op.execute(statement)
-    on_postgres(granting())  # of what is new; the rest stays as it is
 
 
 def downgrade() -> None:

@@ -6,7 +6,7 @@ Revision 0010. On PostgreSQL operators no longer read texts, and a role that pur
 import sqlalchemy as sa
 
 from specbatch.migrations.shared import NewColumn, add_columns, drop_columns, on_postgres
-from specbatch.schemas.sql_roles import granting, showing_texts
+from specbatch.schemas.sql_roles import showing_texts
 
 revision = "0010"
 down_revision = "0009"
@@ -21,7 +21,6 @@ _COLUMNS: tuple[NewColumn, ...] = (
 
 def upgrade() -> None:
     add_columns("jobs", _COLUMNS)
-    on_postgres(granting())
 
 
 def downgrade() -> None:

@@ -6,9 +6,6 @@ Revision 0011. On PostgreSQL operators write it, for they submit.
 import sqlalchemy as sa
 from alembic import op
 
-from specbatch.migrations.shared import on_postgres
-from specbatch.schemas.sql_roles import granting
-
 revision = "0011"
 down_revision = "0010"
 
@@ -25,7 +22,6 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("schedule", "logical_at", name="pk_schedule_runs"),
     )
     op.create_index("ix_schedule_runs_logical_at", "schedule_runs", ["logical_at"])
-    on_postgres(granting())
 
 
 def downgrade() -> None:

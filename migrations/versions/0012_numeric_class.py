@@ -6,8 +6,7 @@ Revision 0012. Jobs that are there get the class `unknown`: any worker may go on
 import sqlalchemy as sa
 from alembic import op
 
-from specbatch.migrations.shared import drop_columns, on_postgres
-from specbatch.schemas.sql_roles import granting
+from specbatch.migrations.shared import drop_columns
 
 revision = "0012"
 down_revision = "0011"
@@ -20,7 +19,6 @@ def upgrade() -> None:
         op.add_column(table, sa.Column("numeric_class", sa.Text(), nullable=True))
     op.add_column("worker_sessions", sa.Column("serves", sa.JSON(), nullable=True))
     op.execute("UPDATE jobs SET numeric_class = 'unknown'")
-    on_postgres(granting())
 
 
 def downgrade() -> None:

@@ -6,8 +6,7 @@ Revision 0013. Jobs that are there get the fingerprint `unknown`: any worker may
 import sqlalchemy as sa
 from alembic import op
 
-from specbatch.migrations.shared import drop_columns, on_postgres
-from specbatch.schemas.sql_roles import granting
+from specbatch.migrations.shared import drop_columns
 
 revision = "0013"
 down_revision = "0012"
@@ -24,7 +23,6 @@ def upgrade() -> None:
     for table, name, kind in _COLUMNS:
         op.add_column(table, sa.Column(name, kind, nullable=True))
     op.execute("UPDATE jobs SET model_fingerprint = 'unknown'")
-    on_postgres(granting())
 
 
 def downgrade() -> None:

@@ -5,7 +5,6 @@ an earlier version's `specbatch migrate` after the downgrade gives the wide righ
 """
 
 from specbatch.migrations.shared import on_postgres
-from specbatch.schemas.sql_roles import granting
 from specbatch.schemas.sql_triggers import creating, dropping
 
 revision = "0014"
@@ -13,7 +12,7 @@ down_revision = "0013"
 
 
 def upgrade() -> None:
-    on_postgres([*creating(), *granting()])
+    on_postgres(creating())
 
 
 def downgrade() -> None:

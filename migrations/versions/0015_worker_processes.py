@@ -6,9 +6,6 @@ Revision 0015. Rows come with the next start of each worker.
 import sqlalchemy as sa
 from alembic import op
 
-from specbatch.migrations.shared import on_postgres
-from specbatch.schemas.sql_roles import granting
-
 revision = "0015"
 down_revision = "0014"
 
@@ -26,7 +23,6 @@ def upgrade() -> None:
         sa.Column("trouble", sa.Text(), nullable=True),
         sa.PrimaryKeyConstraint("process_id", name="pk_worker_processes"),
     )
-    on_postgres(granting())
 
 
 def downgrade() -> None:

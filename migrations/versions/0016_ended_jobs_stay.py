@@ -5,7 +5,6 @@ of 0014 are made anew, and stay so after the downgrade, which takes the new ones
 """
 
 from specbatch.migrations.shared import on_postgres
-from specbatch.schemas.sql_roles import granting
 from specbatch.schemas.sql_triggers import creating, dropping_of_ended
 
 revision = "0016"
@@ -13,7 +12,7 @@ down_revision = "0015"
 
 
 def upgrade() -> None:
-    on_postgres([*creating(), *granting()])
+    on_postgres(creating())
 
 
 def downgrade() -> None:

@@ -6,8 +6,7 @@ Revision 0017. Jobs submitted before have no targets, and get no rows.
 import sqlalchemy as sa
 from alembic import op
 
-from specbatch.migrations.shared import of_job, on_postgres, where
-from specbatch.schemas.sql_roles import granting
+from specbatch.migrations.shared import of_job, where
 
 revision = "0017"
 down_revision = "0016"
@@ -30,7 +29,6 @@ def upgrade() -> None:
     )
     due = where(sa.text("due_at IS NOT NULL"))
     op.create_index("ix_notifications_due", "notifications", ["due_at"], **due)
-    on_postgres(granting())
 
 
 def downgrade() -> None:

@@ -9,8 +9,7 @@ from collections.abc import Iterable
 import sqlalchemy as sa
 from alembic import op
 
-from specbatch.migrations.shared import drop_columns, on_postgres
-from specbatch.schemas.sql_roles import granting
+from specbatch.migrations.shared import drop_columns
 
 revision = "0018"
 down_revision = "0017"
@@ -27,7 +26,6 @@ def upgrade() -> None:
     with op.batch_alter_table(_TABLE) as table:
         table.alter_column("fingerprint", existing_type=sa.Text(), server_default=None)
         table.alter_column("learned_at", existing_type=sa.Double(), server_default=None)
-    on_postgres(granting())
 
 
 def downgrade() -> None:

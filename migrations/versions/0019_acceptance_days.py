@@ -6,9 +6,6 @@ Revision 0019. It fills from the next group on; taking it back loses the days, a
 import sqlalchemy as sa
 from alembic import op
 
-from specbatch.migrations.shared import on_postgres
-from specbatch.schemas.sql_roles import granting
-
 revision = "0019"
 down_revision = "0018"
 
@@ -31,7 +28,6 @@ def upgrade() -> None:
         ),
     )
     op.create_index("ix_acceptance_days_day", "acceptance_days", ["day"])
-    on_postgres(granting())
 
 
 def downgrade() -> None:

@@ -6,8 +6,7 @@ Revision 0020. Taking it back drops decisions about switches: earlier versions c
 import sqlalchemy as sa
 from alembic import op
 
-from specbatch.migrations.shared import on_postgres, where
-from specbatch.schemas.sql_roles import granting
+from specbatch.migrations.shared import where
 
 revision = "0020"
 down_revision = "0019"
@@ -29,7 +28,6 @@ def upgrade() -> None:
     )
     active = where(sa.text("on_at IS NULL"))
     op.create_index("uq_draft_switches_off", "draft_switches", [*_SCOPE], unique=True, **active)
-    on_postgres(granting())
 
 
 def downgrade() -> None:

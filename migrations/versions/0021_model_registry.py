@@ -6,9 +6,6 @@ Revision 0021. Taking it back loses both; workers then draft with what they were
 import sqlalchemy as sa
 from alembic import op
 
-from specbatch.migrations.shared import on_postgres
-from specbatch.schemas.sql_roles import granting
-
 revision = "0021"
 down_revision = "0020"
 
@@ -56,7 +53,6 @@ def upgrade() -> None:
         sqlite_where=live,
         postgresql_where=live,
     )
-    on_postgres(granting())
 
 
 def downgrade() -> None:

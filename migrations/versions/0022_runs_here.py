@@ -6,9 +6,6 @@ Revision 0022. Taking it back loses these.
 import sqlalchemy as sa
 from alembic import op
 
-from specbatch.migrations.shared import on_postgres
-from specbatch.schemas.sql_roles import granting
-
 revision = "0022"
 down_revision = "0021"
 
@@ -18,7 +15,6 @@ def upgrade() -> None:
         table.add_column(sa.Column("attempts", sa.Integer(), nullable=False, server_default="0"))
         table.add_column(sa.Column("started_at", sa.Double(), nullable=True))
         table.add_column(sa.Column("found", sa.JSON(none_as_null=True), nullable=True))
-    on_postgres(granting())
 
 
 def downgrade() -> None:

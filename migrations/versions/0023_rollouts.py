@@ -6,9 +6,6 @@ Revision 0023. Taking it back loses them; the models that are deployed stay.
 import sqlalchemy as sa
 from alembic import op
 
-from specbatch.migrations.shared import on_postgres
-from specbatch.schemas.sql_roles import granting
-
 revision = "0023"
 down_revision = "0022"
 
@@ -85,7 +82,6 @@ def upgrade() -> None:
         sa.Column("tried_by", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("verifier", "proposer", "numeric_class", name="pk_pair_trials"),
     )
-    on_postgres(granting())
 
 
 def downgrade() -> None:

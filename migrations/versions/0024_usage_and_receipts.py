@@ -8,7 +8,6 @@ import sqlalchemy as sa
 from alembic import op
 
 from specbatch.migrations.shared import drop_columns, on_postgres
-from specbatch.schemas.sql_roles import granting
 from specbatch.schemas.sql_triggers import creating
 
 revision = "0024"
@@ -34,7 +33,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("job_id", "group_index", "generation", name="pk_stage_usage"),
     )
     op.add_column("completions", sa.Column("receipt", sa.LargeBinary(), nullable=True))
-    on_postgres([*creating(), *granting()])
+    on_postgres(creating())
 
 
 def downgrade() -> None:

@@ -35,7 +35,7 @@ def upgrade() -> None:
     op.add_column("completions", sa.Column("reused_from", sa.Text(), nullable=True))
     op.execute("DROP VIEW token_record")
     op.execute(token_record.view(op.get_context().dialect.name))
-    on_postgres([*creating(), *granting()])
+    on_postgres(creating())
 
 
 def downgrade() -> None:

@@ -7,8 +7,7 @@ completions with a score have changed: the log has digests with it.
 import sqlalchemy as sa
 from alembic import op
 
-from specbatch.migrations.shared import drop_columns, on_postgres
-from specbatch.schemas.sql_roles import granting
+from specbatch.migrations.shared import drop_columns
 
 revision = "0027"
 down_revision = "0026"
@@ -16,7 +15,6 @@ down_revision = "0026"
 
 def upgrade() -> None:
     op.add_column("completions", sa.Column("score", sa.Double(), nullable=True))
-    on_postgres(granting())
 
 
 def downgrade() -> None:

@@ -15,8 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
-from specbatch.migrations.shared import add_columns, drop_columns, on_postgres, where
-from specbatch.schemas.sql_roles import granting
+from specbatch.migrations.shared import add_columns, drop_columns, where
 
 revision = "0028"
 down_revision = "0027"
@@ -80,7 +79,6 @@ def upgrade() -> None:
     _add_budgets()
     add_columns("worker_sessions", _OF_SESSIONS)
     add_columns("worker_processes", _OF_PROCESSES)
-    on_postgres(granting())
 
 
 def _add_budgets() -> None:

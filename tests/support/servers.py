@@ -331,7 +331,8 @@ class PrivatePostgres(PrivateServer):
         """Make a fresh database, a copy of the one at `like` or an empty one; its URL."""
         name = f"test_{next(self._numbers)}"
         template = f' TEMPLATE "{like.rsplit("/", 1)[1]}"' if like else ""
-        self._execute(f'CREATE DATABASE "{name}"{template}')
+        # Files are copied in a third of the time that the log of PostgreSQL 15 and later takes.
+        self._execute(f'CREATE DATABASE "{name}"{template} STRATEGY FILE_COPY')
         return self.url_of(name)
 
     def drop_database(self, url: str) -> None:
