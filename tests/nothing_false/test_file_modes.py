@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 import stat
@@ -14,26 +13,25 @@ from pathlib import Path
 import orjson
 import pytest
 
+from support import forks
 from support.models import TinyPair
 from support.servers import free_port
-from support.workers import BIN, wait_until, worker
+from support.workers import wait_until, worker
 
 REMEDY = "run `chmod -R go= "
 OF_OTHERS, OF_GROUP = 0o007, 0o070
 
 
-def said(folder: Path, *arguments: str, umask: str = "022", **settings: str) -> str:
+def said(folder: Path, *arguments: str, umask: int = 0o022, **settings: str) -> str:
     """What a command writes to stderr; it runs with a umask of its own."""
-    environment = os.environ | {"SPECBATCH_WORKSPACE": str(folder / "data")} | settings
-    done = subprocess.run(
-        ["sh", "-c", f'umask {umask}; exec "$@"', "sh", str(BIN / "specbatch"), *arguments],
-        env=environment, cwd=folder, capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
+    environment = {"SPECBATCH_WORKSPACE": str(folder / "data")} | settings
+    command = ("specbatch", *arguments)
+    done = forks.run(*command, environment=environment, cwd=folder, timeout=240, umask=umask)
     assert done.returncode == 0, done.stderr
     return done.stderr
 
 
-def job(folder: Path, models: TinyPair, umask: str = "022", **settings: str) -> str:
+def job(folder: Path, models: TinyPair, umask: int = 0o022, **settings: str) -> str:
     """Do a job in this folder; what is written to stderr."""
     source = folder / "in.jsonl"
     rows = [{"id": f"r{n}", "prompt": "a few words"} for n in range(3)]
@@ -83,9 +81,9 @@ def test_the_log_beside_an_open_store_has_its_modes(tmp_path: Path, redis_url: s
         one.end()
 
 
-@pytest.mark.parametrize("umask", ["022", "077"])
+@pytest.mark.parametrize("umask", [0o022, 0o077])
 def test_users_of_a_group_share_a_store_by_a_setting(
-    tmp_path: Path, tiny_pair: TinyPair, umask: str
+    tmp_path: Path, tiny_pair: TinyPair, umask: int
 ) -> None:
     job(tmp_path, tiny_pair, umask, SPECBATCH_STORE_MODE="group", SPECBATCH_OUTPUT_MODE="group")
     found = modes(tmp_path / "data") | modes(tmp_path / "out")

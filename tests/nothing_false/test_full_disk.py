@@ -105,9 +105,7 @@ def test_a_worker_waits_for_space_and_no_group_loses_an_attempt(
     submit = [word for word in place.job("out") if word != "--local"]
     job_id = command(*submit, environment=environment, cwd=place.home)["job"]
     arguments = ("all", "--verifier", str(place.model), "--concurrency", "2")
-    with worker(
-        *arguments, environment=environment | disk.environment, cwd=place.home, by_shell=True
-    ) as one:
+    with worker(*arguments, environment=environment | disk.environment, cwd=place.home) as one:
         wait_until("several tries", lambda: disk.refusals >= 4, [one])
         told = [line for line in one.text().splitlines() if "no space left on device" in line]
         assert len(told) == 1, one.text()
@@ -141,7 +139,6 @@ def test_each_output_that_refuses_is_named(
         *("all", "--verifier", str(place.model)),
         environment=environment | disk.environment,
         cwd=place.home,
-        by_shell=True,
     ) as one:
         wait_until(
             "both are named",
@@ -171,9 +168,7 @@ def test_space_comes_back_without_any_command(
     job_id = command(*submit, environment=environment, cwd=place.home)["job"]
     disk.refuse(errno.ENOSPC, "specbatch.db", after="results-")
     arguments = ("all", "--verifier", str(place.model), "--concurrency", "2")
-    with worker(
-        *arguments, environment=environment | disk.environment, cwd=place.home, by_shell=True
-    ) as one:
+    with worker(*arguments, environment=environment | disk.environment, cwd=place.home) as one:
         wait_until("several tries", lambda: disk.refusals >= 4, [one])
         disk.take()
         wait_until("its end", lambda: place.store.get_job(job_id).state.is_final, [one])

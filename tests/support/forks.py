@@ -23,6 +23,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
@@ -97,21 +98,34 @@ class Forked:
 
 
 def fork(
-    *command: str, environment: Mapping[str, str], cwd: Path, stdout: IO[bytes], stderr: IO[bytes]
+    *command: str,
+    environment: Mapping[str, str],
+    cwd: Path,
+    stdout: IO[bytes],
+    stderr: IO[bytes],
+    umask: int | None = None,
 ) -> Forked:
     """Begin `specbatch …`, `submit-job …`, or `-c CODE …` as Python has it.
 
-    `environment` is added to this process's own.
+    `environment` is added to this process's own. Its LD_PRELOAD is loaded: by another process that
+    forks, which is begun when it is first asked for.
     """
-    return _forge().begin(command, dict(os.environ) | dict(environment), cwd, stdout, stderr)
+    forge = _forge(environment.get("LD_PRELOAD", ""))
+    return forge.begin(command, dict(os.environ) | dict(environment), cwd, stdout, stderr, umask)
 
 
 def run(
-    *command: str, environment: Mapping[str, str], cwd: Path, timeout: float
+    *command: str,
+    environment: Mapping[str, str],
+    cwd: Path,
+    timeout: float,
+    umask: int | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """The same to its end, and what it wrote."""
     with open_memory() as out, open_memory() as err:
-        process = fork(*command, environment=environment, cwd=cwd, stdout=out, stderr=err)
+        process = fork(
+            *command, environment=environment, cwd=cwd, stdout=out, stderr=err, umask=umask
+        )
         try:
             code = process.wait(timeout)
         finally:
@@ -133,7 +147,7 @@ def _text_of(stream: IO[bytes]) -> str:
 class _Forge:
     """Our side of the process that forks. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, preloaded: str) -> None:
         self._line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._lock = threading.Lock()
         folder = str(Path(__file__).resolve().parents[1])
@@ -142,7 +156,7 @@ class _Forge:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "support.forks", str(theirs.fileno())],
                 env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-                | {"OPENBLAS_NUM_THREADS": "1"},
+                | {"OPENBLAS_NUM_THREADS": "1", "LD_PRELOAD": preloaded},
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
             )  # fmt: skip
@@ -154,9 +168,10 @@ class _Forge:
         cwd: Path,
         stdout: IO[bytes],
         stderr: IO[bytes],
+        umask: int | None,
     ) -> Forked:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        wish = json.dumps([list(command), dict(environment), str(cwd)]).encode()
+        wish = json.dumps([list(command), dict(environment), str(cwd), umask]).encode()
         assert len(wish) <= _MOST_BYTES
         with theirs, self._lock:
             files = [stdout.fileno(), stderr.fileno(), theirs.fileno()]
@@ -169,15 +184,15 @@ class _Forge:
 _BEGINNING = threading.Lock()  # two that begin at once would make one each, and drop one of them
 
 
-def _forge() -> _Forge:
+def _forge(preloaded: str) -> _Forge:
     """Begun when it is first needed; it ends with this process."""
     with _BEGINNING:
-        return _only_forge()
+        return _only_forge(preloaded)
 
 
 @cache
-def _only_forge() -> _Forge:
-    return _Forge()
+def _only_forge(preloaded: str) -> _Forge:
+    return _Forge(preloaded)
 
 
 # --- the process that forks -----------------------------------------------------------------
@@ -224,7 +239,12 @@ def _bury(running: dict[int, socket.socket]) -> None:
 
 
 def _become(
-    command: list[str], environment: dict[str, str], cwd: str, stdout: int, stderr: int
+    command: list[str],
+    environment: dict[str, str],
+    cwd: str,
+    umask: int | None,
+    stdout: int,
+    stderr: int,
 ) -> NoReturn:
     """Be the command, as if it had been started by the shell; never back into the loop."""
     code = 1
@@ -238,6 +258,9 @@ def _become(
         os.environ.clear()
         os.environ.update(environment)
         os.chdir(cwd)
+        tempfile.tempdir = None  # it is that of the environment
+        if umask is not None:
+            os.umask(umask)
         random.seed()
         code = _run(command)
     except BaseException:

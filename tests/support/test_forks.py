@@ -17,7 +17,7 @@ def test_two_that_begin_at_once_share_one(monkeypatch: pytest.MonkeyPatch) -> No
     second = threading.Event()
 
     class Slow:
-        def __init__(self) -> None:
+        def __init__(self, preloaded: str) -> None:
             begun.append(self)
             if len(begun) > 1:
                 second.set()
@@ -25,5 +25,5 @@ def test_two_that_begin_at_once_share_one(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(forks, "_only_forge", cache(Slow))
     with ThreadPoolExecutor(2) as threads:
-        found = list(threads.map(lambda _: forks._forge(), range(2)))
+        found = list(threads.map(lambda _: forks._forge(""), range(2)))
     assert found == [begun[0], begun[0]]
