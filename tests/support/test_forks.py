@@ -17,7 +17,7 @@ def test_two_that_begin_at_once_share_one(monkeypatch: pytest.MonkeyPatch) -> No
     second = threading.Event()
 
     class Slow:
-        def __init__(self, preloaded: str) -> None:
+        def __init__(self, _preloaded: str) -> None:
             begun.append(self)
             if len(begun) > 1:
                 second.set()
