@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +13,7 @@ from specbatch.pipeline.outputs.outputs import read_output
 from specbatch.schemas.records import DueWork, JobState
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import load_spec
+from support import forks
 from support.workers import wait_until
 
 ROWS, DEADLY = 40, 13
@@ -77,20 +75,15 @@ def test_of_five_groups_in_one_process_only_the_deadly_row_is_lost(
     def live(deadly: str) -> int:
         """A worker's life, until it dies or the job has ended; its exit code."""
         log = (tmp_path / "worker.log").open("ab")
-        process = subprocess.Popen(
-            [sys.executable, "-c", WORKER, model, deadly],
-            env=dict(os.environ),
-            cwd=tmp_path,
-            stdout=log,
-            stderr=log,
-        )
+        command = ("-c", WORKER, model, deadly)
+        process = forks.fork(*command, environment={}, cwd=tmp_path, stdout=log, stderr=log)
         try:
             wait_until("an end", lambda: process.poll() is not None or ended())
         finally:
             process.terminate()
             process.wait(60)
             log.close()
-        return process.returncode
+        return process.wait()
 
     def ended() -> bool:
         return store.get_job(job_id).state.is_final

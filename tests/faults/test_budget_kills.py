@@ -3,11 +3,8 @@ what is booked is what is recorded, and no reservation is left over."""
 
 from __future__ import annotations
 
-import os
 import random
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -17,8 +14,8 @@ from ledger.builders import ROW_BOUND
 from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.schemas.budgets import Period
 from specbatch.schemas.records import Stage
+from support import forks
 from support.databases import new_database
-from support.tree import ROOT
 
 GROUPS, LIMIT = 12, 20 * ROWS * ROW_BOUND  # of two jobs, 24 groups in all
 # Works until nothing can be claimed, or kills itself before its nth statement or commit.
@@ -93,12 +90,6 @@ def store(url: str) -> Iterator[SqlStore]:
     opened.close()
 
 
-def start(url: str, seed: int, kill_at: int) -> subprocess.Popen[bytes]:
-    arguments = [url, str(seed), str(kill_at), str(LIMIT)]
-    paths = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
-    return subprocess.Popen([sys.executable, "-c", WORKER, *arguments], env=paths)
-
-
 def recorded_tokens(store: SqlStore) -> int:
     records = [one for job in store.list_jobs() for one in store.completions(job.job_id)]
     return sum(one.prompt_tokens + len(one.token_ids) for one in records)
@@ -123,13 +114,15 @@ def test_the_books_balance_however_often_workers_are_killed(
     limit(store, LIMIT)
     seed = 0
     for _ in range(kills // 2):
-        workers = [start(url, seed + i, draw.randrange(4, 120)) for i in range(2)]
-        codes = [worker.wait(timeout=120) for worker in workers]
-        assert set(codes) <= {-signal.SIGKILL, 0}, "no check fails"
+        numbers = [(seed + i, draw.randrange(4, 120), LIMIT) for i in range(2)]
+        workers = forks.together([("-c", WORKER, url, *map(str, each)) for each in numbers])
+        codes = {worker.returncode for worker in workers}
+        assert codes <= {-signal.SIGKILL, 0}, [worker.stderr for worker in workers]
         assert balances(store)
         seed += 2
         free_all(store)
-    assert start(url, seed, -1).wait(timeout=300) == 0
+    [last] = forks.together([("-c", WORKER, url, str(seed), "-1", str(LIMIT))])
+    assert last.returncode == 0, last.stderr
     free_all(store)
     store.stop_overdue()
     store.close_over()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from specbatch.pipeline.learning import checkpoints
 from specbatch.pipeline.learning.training import Watcher, verdict_of
 from specbatch.schemas.errors import InUseError, ModelError, OutputError, UsageError
 from specbatch.schemas.training import RECORD
+from support import forks
 from support.models import TinyPair, tiny_llama
 from support.tree import ROOT
 
@@ -73,15 +73,9 @@ def test_a_half_precision_parent_is_judged_and_written_as_it_is_served(tmp_path:
 
 
 def run_dying(parent: Path, out: Path, site: str) -> int:
-    done = subprocess.run(
-        [sys.executable, "-m", "learning.trained", str(parent), str(out), site],
-        cwd=ROOT / "tests",
-        env=os.environ | {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    code = "from learning.trained import main; main()"
+    command = ("-c", code, str(parent), str(out), site)
+    done = forks.run(*command, environment={}, cwd=ROOT / "tests", timeout=240)
     assert done.returncode in (0, -signal.SIGKILL), done.stderr
     return done.returncode
 

@@ -70,5 +70,6 @@ def die_at(site: str) -> dict[str, Any]:
     return {}
 
 
-if __name__ == "__main__":
-    training(sys.argv[1], Path(sys.argv[2]), **die_at(sys.argv[3])).run()
+def main() -> None:
+    parent, out, site = sys.argv[1:]
+    training(parent, Path(out), **die_at(site)).run()

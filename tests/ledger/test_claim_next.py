@@ -3,8 +3,6 @@ groups wait; and processes that claim at once."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -26,6 +24,7 @@ from specbatch.pipeline.ledger.fair_share import SEC_PER_TOKEN
 from specbatch.pipeline.ledger.sql.migrate import open_store
 from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.schemas.records import Stage
+from support import forks
 
 JOBS, GROUPS = 5, 2000
 
@@ -147,16 +146,9 @@ while work := store.claim_next(Stage.VERIFY, "big", sys.argv[2], 600):
 def test_processes_that_claim_at_once_share_all_groups_out(store: SqlStore, url: str) -> None:
     """Each once, none left; and every claim is charged."""
     plan(store, 3, 40)
-    claimers = [
-        subprocess.Popen(
-            [sys.executable, "-c", CLAIMER, url, f"w{n}"], stdout=subprocess.PIPE, text=True
-        )
-        for n in range(4)
-    ]
-    claimed = Counter(
-        line for process in claimers for line in process.communicate(timeout=240)[0].splitlines()
-    )
-    assert [process.returncode for process in claimers] == [0] * 4
+    claimers = forks.together([("-c", CLAIMER, url, f"w{n}") for n in range(4)])
+    assert [one.returncode for one in claimers] == [0] * 4
+    claimed = Counter(line for one in claimers for line in one.stdout.splitlines())
     assert claimed == Counter(f"job{j:05d} {i}" for j in range(3) for i in range(40))
     with store._db._reader.connect() as connection:
         served = dict(connection.execute(text("SELECT tenant, served FROM tenants")).all())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import subprocess
 import sys
 import threading
 import time
@@ -33,6 +32,7 @@ from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.pipeline.ledger.sql.transactions import Transactions
 from specbatch.schemas.errors import MissingExtraError, StoreError, UsageError
 from specbatch.schemas.records import Lease, Stage
+from support import forks
 from support.databases import migrated
 from support.servers import PrivatePostgres
 
@@ -155,16 +155,9 @@ for index in range(int(sys.argv[2])):
 @pytest.mark.pipeline  # starts processes
 def test_processes_never_claim_the_same_group(store: SqlStore, url: str) -> None:
     ingest(store, 60)
-    claimers = [
-        subprocess.Popen(
-            [sys.executable, "-c", CLAIMER, url, "60", f"w{n}"], stdout=subprocess.PIPE, text=True
-        )
-        for n in range(3)
-    ]
-    claimed = Counter(
-        line for process in claimers for line in process.communicate(timeout=240)[0].split()
-    )
-    assert [process.returncode for process in claimers] == [0, 0, 0]
+    claimers = forks.together([("-c", CLAIMER, url, "60", f"w{n}") for n in range(3)])
+    assert [one.returncode for one in claimers] == [0, 0, 0]
+    claimed = Counter(line for one in claimers for line in one.stdout.split())
     assert claimed == Counter(str(index) for index in range(60))
 
 

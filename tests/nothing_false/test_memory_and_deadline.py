@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -17,6 +15,7 @@ from specbatch.schemas.errors import DeviceLostError
 from specbatch.schemas.records import DueWork, JobState
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import load_spec
+from support import forks
 from support.workers import wait_until
 
 ROWS = 12
@@ -104,14 +103,9 @@ def test_a_native_call_that_never_returns_ends_its_worker_and_costs_no_row(
     store.close()
 
 
-def _start(model: str, how: str, folder: Path, log: object) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-c", WORKER, model, how],
-        env=dict(os.environ),
-        cwd=folder,
-        stdout=log,  # type: ignore[call-overload]  # an open file
-        stderr=subprocess.STDOUT,
-    )
+def _start(model: str, how: str, folder: Path, log: IO[bytes]) -> forks.Forked:
+    command = ("-c", WORKER, model, how)
+    return forks.fork(*command, environment={}, cwd=folder, stdout=log, stderr=log)
 
 
 def _silent(_: DueWork) -> None:

@@ -27,6 +27,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -132,6 +133,16 @@ def run(
             process.kill()
         texts = [_text_of(stream) for stream in (out, err)]
     return subprocess.CompletedProcess(command, code, *texts)
+
+
+def together(commands: Sequence[Sequence[str]]) -> list[subprocess.CompletedProcess[str]]:
+    """All of these at once, each to its end."""
+
+    def done(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        return run(*command, environment={}, cwd=Path.cwd(), timeout=240)
+
+    with ThreadPoolExecutor(len(commands)) as threads:
+        return list(threads.map(done, commands))
 
 
 def open_memory() -> IO[bytes]:

@@ -90,12 +90,11 @@ def worker_of(
 ) -> Iterator[WorkerProcess]:
     """A worker of several kinds, with a verifier and a proposer, killed at the end likewise."""
     log = cwd / f"worker-{'-'.join(kinds)}.log"
-    command = [sys.executable, str(SOME_KINDS), ",".join(kinds), *models]
-    with (
-        log.open("wb") as stream,
-        _killed_at_the_end(_started(command, environment, cwd, stream), log) as one,
-    ):
-        yield one
+    command = ("-c", SOME_KINDS.read_text(), ",".join(kinds), *models)
+    with log.open("wb") as stream:
+        begun = forks.fork(*command, environment=environment, cwd=cwd, stdout=stream, stderr=stream)
+        with _killed_at_the_end(begun, log) as one:
+            yield one
 
 
 def _started(
