@@ -102,8 +102,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             told["left_out"] = len(others)
 
 
-_MANY_MODULES = 100
-_frozen_modules = 0
+_MANY_OBJECTS = 50_000
 
 
 def pytest_collection_finish() -> None:
@@ -117,17 +116,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_runtest_logfinish() -> None:
-    if len(sys.modules) > _frozen_modules + _MANY_MODULES:
+    if len(gc.get_objects()) > _MANY_OBJECTS:
         _freeze()
 
 
 def _freeze() -> None:
-    """What was collected and imported stays. Whole collections, of which each job has some, need
-    not look at it again: with torch and thousands of tests that is half a second each."""
-    global _frozen_modules
+    """What was collected, imported and compiled stays. Whole collections, of which each job has
+    some, need not look at it again: with torch and thousands of tests that is half a second each.
+    """
     gc.collect()
     gc.freeze()
-    _frozen_modules = len(sys.modules)
 
 
 class _Processes:

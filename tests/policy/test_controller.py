@@ -37,8 +37,17 @@ RATES = (0.0, 0.3, 0.5, 0.7, 0.9, None)  # None: sequences of different acceptan
 
 
 @pytest.mark.pipeline  # half a million simulated steps
-@pytest.mark.parametrize("noise", [0.0, 0.1], ids=["still", "noisy"])
-@pytest.mark.parametrize("machine", [linear, stepped, saturating])
+@pytest.mark.parametrize(
+    ("machine", "noise"),
+    [
+        pytest.param(linear, 0.0, id="linear-still"),
+        pytest.param(stepped, 0.1, id="stepped-noisy"),
+        pytest.param(saturating, 0.1, id="saturating-noisy"),
+        pytest.param(linear, 0.1, id="linear-noisy", marks=pytest.mark.long),
+        pytest.param(stepped, 0.0, id="stepped-still", marks=pytest.mark.long),
+        pytest.param(saturating, 0.0, id="saturating-still", marks=pytest.mark.long),
+    ],
+)
 def test_what_is_learned_comes_near_the_best_there_is(machine: Machine, noise: float) -> None:
     """Within 2 % of trying everything, with all that trials cost after the first 2,000 steps."""
     shares = [reached(machine, noise, count, rate) for count in COUNTS for rate in RATES]

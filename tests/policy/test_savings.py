@@ -35,7 +35,7 @@ NOISES = {
     "spells": spells,
     "wandering": wandering,
 }
-RARELY = {"lognormal", "spells"}  # of 200 jobs each, in the tier `long`
+RARELY = {"5 % slow", "lognormal", "spells"}  # of 200 jobs each, in the tier `long`
 DOLLAR = 3_600_000_000  # microusd an hour: a second is a dollar
 
 
