@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import closing
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
+from threading import Event
 from typing import Annotated, Any
 
 import typer
@@ -17,9 +19,10 @@ from specbatch.jobs.cli.console import remark, say, while_read, write
 from specbatch.jobs.cli.options import JobId
 from specbatch.jobs.cli.stores import found_settings
 from specbatch.pipeline.bootstrap import make_store
+from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.observe.tracing.job_logs import (
+    LogReader,
     logs_of,
-    read_logs,
     workers_in,
     workspace_of,
 )
@@ -29,6 +32,7 @@ from specbatch.schemas.settings import Settings
 from specbatch.schemas.visible import visible_json
 
 _AGE = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+FOLLOW_SEC = 0.5
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 Fields = Mapping[str, Any]
@@ -64,6 +68,9 @@ def logs(
             show_default=False,
         ),
     ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="print what is logged next too, to the job's end")
+    ] = False,
     json: Annotated[
         bool, typer.Option("--json", help="one JSON object per record, with all its ids")
     ] = False,
@@ -76,19 +83,46 @@ def logs(
     settings, begin = found_settings(), "" if since is None else time_of(since)
     with closing(make_store(settings)) as store:
         row = store.get_job(job)
-    folders = folders_of(settings, row)
-    try:
-        found = [folder for folder in folders if workers_in(folder)]
-        if not found:
-            remark(_nothing(settings, row, folders))
-            return
-        with while_read():
-            for folder in found:
-                count = len(workers_in(folder))
-                remark(f"logs of {count:,} worker{'s' if count != 1 else ''}: {folder}")
-                for fields in read_logs(folder, worker):
+        folders = folders_of(settings, row)
+        readers = [LogReader(folder, worker) for folder in folders]
+
+        def print_new() -> None:
+            for reader in readers:
+                for fields in reader.new():
                     if is_wanted(fields, level, begin):
                         _print(fields, json)
+            sys.stdout.flush()
+
+        with _readable(row), while_read():
+            _tell_where(settings, row, folders)
+            print_new()
+            if follow:
+                _follow(store, row, print_new)
+
+
+def _follow(store: Store, job: JobRow, print_new: Callable[[], None]) -> None:
+    """Ctrl-C ends it as the job's end does."""
+    pause = Event()
+    with suppress(KeyboardInterrupt):
+        while not job.state.is_final:
+            pause.wait(FOLLOW_SEC)
+            job = store.get_job(job.job_id)  # before the records: those of its end are there then
+            print_new()
+
+
+def _tell_where(settings: Settings, job: JobRow, folders: list[Path]) -> None:
+    found = [folder for folder in folders if workers_in(folder)]
+    if not found:
+        remark(_nothing(settings, job, folders))
+    for folder in found:
+        count = len(workers_in(folder))
+        remark(f"logs of {count:,} worker{'s' if count != 1 else ''}: {folder}")
+
+
+@contextmanager
+def _readable(row: JobRow) -> Iterator[None]:
+    try:
+        yield
     except PermissionError as error:
         raise UsageError(
             f"the logs of job {row.job_id} belong to another user ({error.filename}): run this as "
@@ -157,6 +191,11 @@ def _nothing(settings: Settings, job: JobRow, folders: list[Path]) -> str:
     places = " and ".join(map(str, folders))
     if not settings.job_log_days:
         return f"no logs of job {job.job_id} in {places}: SPECBATCH_JOB_LOG_DAYS is 0"
+    if not job.state.is_final:
+        return (
+            f"no logs of job {job.job_id} in {places} yet: its workers have logged nothing about "
+            "it, or they have another workspace"
+        )
     return (
         f"no logs of job {job.job_id} in {places}: workers logged nothing about it, its "
         f"{settings.job_log_days:g} days are over, or they have another workspace"

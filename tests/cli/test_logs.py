@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sqlite3
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -67,6 +68,56 @@ def test_records_are_chosen(cli: Any) -> None:
     assert found("--since", "1h") == []
     assert cli("logs", JOB, "--level", "loud").code == 2
     assert "neither an age nor a time" in cli("logs", JOB, "--since", "soon").complaint
+
+
+def test_who_follows_sees_what_is_logged_until_the_job_ends(
+    cli: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_store(folder, has_ended=False)
+    path = folder / "specbatch-data" / "logs" / JOB / "one-1.jsonl"
+
+    def logged_now(message: str) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        record = {"time": "2026-01-02T00:00:00.000+00:00", "level": "INFO", "message": message}
+        with path.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    pauses = iter(range(4))
+
+    class Pause:
+        def wait(self, _sec: float) -> None:
+            number = next(pauses)
+            logged_now(f"pause {number}")
+            if number == 2:
+                database = sqlite3.connect(folder / "specbatch-data" / "specbatch.db")
+                with database:
+                    database.execute("UPDATE jobs SET state = 'done'")
+                database.close()
+
+    monkeypatch.setattr("specbatch.jobs.cli.logs.Event", Pause)
+    done = cli("logs", JOB, "--follow")
+    assert done.code == 0, done.err
+    assert "its workers have logged nothing about it" in done.err.replace("\n", " ")
+    assert [line.rpartition(": ")[2] for line in done.out.splitlines()] == [
+        "pause 0", "pause 1", "pause 2",
+    ]  # fmt: skip
+    assert len(cli("logs", JOB, "-f").out.splitlines()) == 3, "a job that has ended: at once"
+
+
+@pytest.mark.usefixtures("logged")
+def test_ctrl_c_stops_following_without_an_error(cli: Any, folder: Path, monkeypatch: Any) -> None:
+    database = sqlite3.connect(folder / "specbatch-data" / "specbatch.db")
+    with database:
+        database.execute("UPDATE jobs SET state = 'running'")
+    database.close()
+
+    class Interrupted:
+        def wait(self, _sec: float) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("specbatch.jobs.cli.logs.Event", Interrupted)
+    done = cli("logs", JOB, "-f")
+    assert (done.code, len(done.out.splitlines())) == (0, 5)
 
 
 def test_an_age_counts_from_now_and_a_time_is_one_of_this_place() -> None:

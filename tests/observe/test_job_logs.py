@@ -20,12 +20,12 @@ from specbatch.pipeline.observe.tracing.context import CurrentWork, work_on
 from specbatch.pipeline.observe.tracing.job_logs import (
     DAY_SEC,
     JobLogs,
+    LogReader,
     file_name,
     kept_by_job,
     logs_of,
     logs_root,
     prune,
-    read_logs,
     workers_in,
     workspace_of,
 )
@@ -58,7 +58,7 @@ def work_on_it() -> None:
 
 
 def messages(folder: Path, worker: str = "") -> list[str]:
-    return [fields["message"] for fields in read_logs(folder, worker)]
+    return [fields["message"] for fields in LogReader(folder, worker).new()]
 
 
 def test_a_record_is_kept_with_the_job_it_is_about(folder: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_record_is_kept_with_the_job_it_is_about(folder: Path) -> None:
     in_thread(lambda: log.warning("asked", extra={"request": f"{JOB}/5/0"}))
     assert [path.name for path in folder.parent.iterdir()] == [JOB]
     assert [path.name for path in folder.iterdir()] == ["host-1.jsonl"]
-    first, named, asked = read_logs(folder)
+    first, named, asked = LogReader(folder).new()
     assert (first["message"], first["worker"], first["group"]) == ("3 rows", "host:1", 3)
     assert (named["message"], named["worker"]) == ("named", "host-1")
     assert asked["request"] == f"{JOB}/5/0"
@@ -100,6 +100,37 @@ def test_a_full_file_is_renamed_and_the_one_before_goes(tmp_path: Path) -> None:
     numbers = [int(message.rstrip(".")) for message in messages(folder)]
     assert numbers == list(range(numbers[0], 40)), "the last ones, in order"
     assert 4 <= len(numbers) <= 10
+
+
+def test_a_reader_gives_each_record_once_and_no_half_of_one(tmp_path: Path) -> None:
+    handler = JobLogs(tmp_path / "logs", "host:1", 7.0, Access.PRIVATE, most_bytes=1000)
+
+    def emit(numbers: range) -> None:
+        for number in numbers:
+            record = logging.LogRecord("x", logging.INFO, "", 0, "%d" + "." * 100, (number,), None)
+            record.job = JOB
+            handler.emit(record)
+
+    folder = tmp_path / "logs" / JOB
+    reader = LogReader(folder)
+
+    def new() -> list[int]:
+        return [int(fields["message"].rstrip(".")) for fields in reader.new()]
+
+    assert new() == []
+    emit(range(2))
+    assert new() == [0, 1]
+    emit(range(2, 6))  # the file is renamed meanwhile
+    assert new() == [2, 3, 4, 5]
+    path = folder / "host-1.jsonl"
+    whole = path.read_bytes()
+    assert whole
+    with path.open("ab") as file:
+        file.write(whole.splitlines()[-1][:20])
+    assert new() == []
+    with path.open("ab") as file:
+        file.write(whole.splitlines(keepends=True)[-1][20:])
+    assert new() == [5]
 
 
 def test_old_files_go_and_folders_with_them(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from specbatch.pipeline.observe.tracing.logs import JsonFormatter, job_of
 from specbatch.schemas.file_modes import Access, append_to, make_folder
@@ -152,24 +152,44 @@ def workers_in(folder: Path) -> list[str]:
     return sorted({_worker(path) for path in _files(folder)})
 
 
-def read_logs(folder: Path, worker: str = "") -> Iterator[Fields]:
-    """All records of a job by time, of workers whose name contains `worker`; a line at a time.
+class LogReader:
+    """Reads a job's records by time, of workers whose name contains `worker`; a line at a time.
 
     `worker` of a record is the one whose file it is in, unless it names one.
     """
-    wanted = file_name(worker).removesuffix(_SUFFIX)
-    names = [name for name in workers_in(folder) if wanted in name]
-    return heapq.merge(*(_of_worker(folder, name) for name in names), key=itemgetter("time"))
 
+    def __init__(self, folder: Path, worker: str = "") -> None:
+        self._folder = folder
+        self._wanted = file_name(worker).removesuffix(_SUFFIX)
+        self._read: dict[int, int] = {}  # bytes, by inode: a file that is full is renamed
 
-def _of_worker(folder: Path, worker: str) -> Iterator[Fields]:
-    for ending in (_SUFFIX + _FULL, _SUFFIX):
-        with suppress(FileNotFoundError), (folder / f"{worker}{ending}").open("rb") as file:
-            for line in file:
-                with suppress(ValueError):  # a line that a full disk has cut
-                    fields = json.loads(line)
-                    if isinstance(fields, dict) and isinstance(fields.get("time"), str):
-                        yield {"worker": worker} | fields
+    def new(self) -> Iterator[Fields]:
+        """Those that came since the call before; the first call gives all."""
+        names = [name for name in workers_in(self._folder) if self._wanted in name]
+        return heapq.merge(*map(self._of_worker, names), key=itemgetter("time"))
+
+    def _of_worker(self, worker: str) -> Iterator[Fields]:
+        for ending in (_SUFFIX + _FULL, _SUFFIX):
+            with suppress(FileNotFoundError), (self._folder / f"{worker}{ending}").open("rb") as f:
+                for line in self._lines(f):
+                    with suppress(ValueError):  # a line that a full disk has cut
+                        fields = json.loads(line)
+                        if isinstance(fields, dict) and isinstance(fields.get("time"), str):
+                            yield {"worker": worker} | fields
+
+    def _lines(self, file: IO[bytes]) -> Iterator[bytes]:
+        """Whole lines: the rest of one that is being written comes with the next call."""
+        status = os.fstat(file.fileno())
+        at = self._read.get(status.st_ino, 0)
+        if at > status.st_size:  # another file, to which the system has given the number again
+            at = 0
+        file.seek(at)
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            at += len(line)
+            self._read[status.st_ino] = at
+            yield line
 
 
 def _files(folder: Path) -> list[Path]:
