@@ -148,21 +148,25 @@ def test_a_token_budget_is_never_more_than_was_set() -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
+@pytest.mark.parametrize("native", [True, False], ids=["native", "torch"])
 def test_what_its_surroundings_did_is_not_taken_for_a_model_that_cannot_be_served(
-    tiny_pair: TinyPair, monkeypatch: pytest.MonkeyPatch, error: Exception, passes: bool
+    tiny_pair: TinyPair,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    passes: bool,
+    native: bool,
 ) -> None:
     """A model error fails groups whole at once; others are tried again after a while."""
 
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr(
-        "specbatch.pipeline.engines.exact.model.loader.AutoModelForCausalLM.from_pretrained", fail
-    )
+    monkeypatch.setattr("specbatch.pipeline.engines.exact.model.native_weights.safe_open", fail)
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", fail)
     assert may_pass(error) is passes
     folder = inspect_model(str(tiny_pair.verifier))
     with pytest.raises(EngineError if passes else ModelError) as raised:
-        load_model(folder, "float32")
+        load_model(folder, "float32", native=native)
     words = " failed: " if passes else " cannot be loaded ("
     assert f"model `{folder.ref}`{words}" in str(raised.value)
     assert "\n" not in str(raised.value)

@@ -163,11 +163,18 @@ def test_what_never_stays_as_it_is_cannot_be_loaded(folder: Path) -> None:
         unchanged("m", folder, lambda: flip(folder / "model.safetensors"))
 
 
-def test_loaded_tensors_are_not_the_file_s(folder: Path) -> None:
-    loaded = load_model(inspect_model(str(folder)), "float32", native=False)
-    before = {name: tensor.clone() for name, tensor in loaded.module.named_parameters()}
+@pytest.mark.parametrize("native", [True, False], ids=["native", "torch"])
+def test_loaded_tensors_are_not_the_file_s(folder: Path, native: bool) -> None:
+    loaded = load_model(inspect_model(str(folder)), "float32", native=native)
+    if loaded.native is None:
+        module: Any = loaded.module
+        tensors = list(module.parameters())
+    else:
+        weights = loaded.native[1]
+        tensors = [weights.embedding, weights.norm, weights.layers[0].q, weights.layers[-1].down]
+    before = [tensor.clone() for tensor in tensors]
     (folder / "model.safetensors").write_bytes(b"")
-    assert all((before[n] == t).all() for n, t in loaded.module.named_parameters())
+    assert all((old == new).all() for old, new in zip(before, tensors, strict=True))
 
 
 def test_a_host_tells_of_what_lies_there_until_it_has_loaded_it(folder: Path) -> None:

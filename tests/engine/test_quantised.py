@@ -64,10 +64,13 @@ def test_logits_are_near_those_of_the_weights_as_they_are(
 
 def test_the_weights_of_linear_layers_take_half(tiny_pair: TinyPair, weights: Weights) -> None:
     as_is, smaller = (
-        load_model(inspect_model(str(tiny_pair.verifier)), "bfloat16", "fast", weights=kind)
+        load_model(
+            inspect_model(str(tiny_pair.verifier)), "bfloat16", "fast", native=False, weights=kind
+        )
         for kind in ("as-is", weights)
     )
-    linears = [m.weight for m in as_is.module.modules() if isinstance(m, torch.nn.Linear)]
+    module: Any = as_is.module
+    linears = [m.weight for m in module.modules() if isinstance(m, torch.nn.Linear)]
     rows, values = sum(len(w) for w in linears), sum(w.numel() for w in linears)
     saved = TorchDecoder(as_is, 2).memory(1, 1, 1)[0] - TorchDecoder(smaller, 2).memory(1, 1, 1)[0]
     assert values - 8 * rows <= saved < values, "a byte per value, less a row's scale"

@@ -21,6 +21,7 @@ from typing import Any
 from specbatch.schemas.errors import ModelError
 
 INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
 _PICKLES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 _ADAPTER = "adapter_config.json"
 MAX_JSON_BYTES = 256 << 20  # of a tokenizer; configs have kilobytes
@@ -137,7 +138,7 @@ def check_weights(
     """The same for the weights alone; their config was checked before."""
     index = weights[0].parent / INDEX
     named = _weight_map(index)
-    single = [path for path in weights if path.name == "model.safetensors"]  # wins, if it is there
+    single = [path for path in weights if path.name == SINGLE]  # wins, if it is there
     read = single or [path for path in weights if named is None or path.name in named.values()]
     shapes: dict[str, tuple[int, ...]] = {}
     for path in read:

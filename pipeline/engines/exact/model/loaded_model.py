@@ -33,7 +33,7 @@ class LoadedModel:
     """A model ready to run, and what a runner must know of it."""
 
     folder: ModelFolder
-    module: nn.Module
+    module: nn.Module | None  # of transformers, for the torch path
     dtype: torch.dtype
     device: torch.device
     native: tuple[DecoderShape, DecoderWeights] | None  # None: the torch path

@@ -1,4 +1,5 @@
-"""Loads a checked model folder through transformers, with our attention and our linear layers."""
+"""Loads a checked model folder: for the native pass, or through transformers with our attention and
+our linear layers."""
 
 from __future__ import annotations
 
@@ -13,13 +14,11 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from specbatch.kernels.decoder.contract import DecoderShape, DecoderWeights
 from specbatch.kernels.paged_attention.contract import RaggedBatch
 from specbatch.pipeline.engines.contract import ModelFolder
-from specbatch.pipeline.engines.exact.model.batch_invariant import torch_modules
 from specbatch.pipeline.engines.exact.model.batch_invariant.row_tiles import RowTiles
 from specbatch.pipeline.engines.exact.model.loaded_model import (
     Attention,
@@ -28,6 +27,7 @@ from specbatch.pipeline.engines.exact.model.loaded_model import (
     choose_kernels,
 )
 from specbatch.pipeline.engines.exact.model.native_model import NotNativeError, lower
+from specbatch.pipeline.engines.exact.model.native_weights import NativeModel, read_native
 from specbatch.pipeline.engines.exact.model.quantised import check_weights, quantise
 from specbatch.pipeline.engines.models.dtypes import choose_dtype
 from specbatch.pipeline.engines.models.model_folder import check_again, check_architecture
@@ -77,11 +77,18 @@ def load_model(
                 "use `exactness: fast`, or its weights as they are"
             )
         chosen = choose_dtype(dtype, torch.device(device))
+        log.info(
+            "model %s: %s on %s, exactness %s, weights %s",
+            *(folder.ref, chosen, device, exactness, weights),
+        )
+        check_again(folder)
+        plain = device == "cpu" and by == "torch" and weights == "as-is" and tensor_parallel == 1
+        if native and plain and (found := read_native(folder, chosen)) is not None:
+            return _native(folder, found, chosen, exactness)
         module = _read(folder, chosen, tensor_parallel)
         module = module.to(device).eval().requires_grad_(False)
         _detach(module)  # what went to another device is its own already
         quantise(module, weights)
-        plain = device == "cpu" and by == "torch" and weights == "as-is" and tensor_parallel == 1
         lowered = _lowered(module, folder) if native and plain else None
         tiles = None
         if lowered is None and exactness == "bitwise":
@@ -89,10 +96,6 @@ def load_model(
         config = module.config.get_text_config()
         heads = int(config.num_attention_heads)
         kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
-        log.info(
-            "model %s: %s on %s, exactness %s, weights %s",
-            *(folder.ref, chosen, device, exactness, weights),
-        )
         eos_ids, num_layers = _eos_ids(module), int(config.num_hidden_layers)
         if compiled and by == "triton" and exactness == "fast":
             module = _compiled(module)
@@ -112,11 +115,35 @@ def load_model(
         )
 
 
+def _native(
+    folder: ModelFolder, found: NativeModel, dtype: torch.dtype, exactness: str
+) -> LoadedModel:
+    log.info("model %s runs as one native pass", folder.ref)
+    return LoadedModel(
+        folder=folder,
+        module=None,
+        dtype=dtype,
+        device=torch.device("cpu"),
+        native=(found.shape, found.weights),
+        tiles=None,
+        kernels="torch",
+        exactness=exactness,
+        num_layers=found.shape.layers,
+        num_kv_heads=found.shape.kv_heads,
+        head_dim=found.shape.head_dim,
+        eos_ids=found.eos_ids,
+    )
+
+
 def _read(folder: ModelFolder, dtype: torch.dtype, ranks: int) -> Any:
     """The module with the folder's weights. Raises `BrokenModelError` unless it has all of them."""
+    from transformers import (
+        AttentionInterface,
+        AutoModelForCausalLM,
+    )  # seconds, for this path alone
+
     AttentionInterface.register(ATTENTION_NAME, _attention)
     transformers_logging.disable_progress_bar()  # in the middle of a log, or beside ours
-    check_again(folder)
     with _loading:
         module, read = AutoModelForCausalLM.from_pretrained(
             str(folder.path),
@@ -202,6 +229,8 @@ def _detach(module: nn.Module) -> None:
 
 def _compiled(module: Any) -> Any:
     """Compiled for any number of tokens. Attention is left as it is: it is one kernel already."""
+    from transformers import AttentionInterface
+
     attention = torch.compiler.disable(_attention, recursive=True)
     AttentionInterface.register(COMPILED_ATTENTION_NAME, attention)
     module.set_attn_implementation(COMPILED_ATTENTION_NAME)
@@ -211,6 +240,8 @@ def _compiled(module: Any) -> Any:
 def _make_bitwise(module: nn.Module, ref: str, kernels: Kernels) -> RowTiles | None:
     """Make the torch path batch-invariant; returns the tiles to which passes are padded."""
     if kernels == "torch":
+        from specbatch.pipeline.engines.exact.model.batch_invariant import torch_modules
+
         return torch_modules.make_batch_invariant(module, ref)
     from specbatch.pipeline.engines.exact.model.batch_invariant import triton_modules
 

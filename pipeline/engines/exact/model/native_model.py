@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import orjson
 import torch
+from torch import Tensor
 from transformers import AutoConfig
 
 from specbatch.kernels.decoder import cpu
@@ -18,14 +22,71 @@ class NotNativeError(Exception):
     """The model takes the torch path; the message says why."""
 
 
+# What `config.json` must say itself; for what it leaves out, transformers has defaults per family.
+_SAID = (
+    *("hidden_act", "hidden_size", "intermediate_size", "max_position_embeddings"),
+    *("num_attention_heads", "num_hidden_layers", "num_key_value_heads", "rms_norm_eps"),
+    *("tie_word_embeddings", "vocab_size"),
+)
+_ROPE = {
+    "default": ("rope_theta",),
+    "llama3": (
+        *("rope_theta", "factor", "low_freq_factor", "high_freq_factor"),
+        "original_max_position_embeddings",
+    ),
+}
+
+
+def config_of(folder: Path) -> Any:
+    """The model's config, as transformers would read it.
+
+    Where the file says all that the native pass asks for, it is taken as it is: importing
+    transformers' class takes three seconds of processor time. Raises what `AutoConfig` raises.
+    """
+    try:
+        said = orjson.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        said = None  # transformers says what is wrong
+    if isinstance(said, dict) and (rope := _rope_said(said)) and _is_whole(said):
+        if said["model_type"] in ("qwen2", "qwen3"):
+            said["sliding_window"] = None  # it is not used, or the config is not whole
+        return SimpleNamespace(**said | {"rope_parameters": rope})
+    return AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+
+
+def _is_whole(said: dict[str, Any]) -> bool:
+    """Whether no default of the family is needed."""
+    family = said.get("model_type")
+    return (
+        family in NATIVE_MODEL_TYPES
+        and all(said.get(name) is not None for name in _SAID)
+        and "eos_token_id" in said
+        and not said.get("use_sliding_window")
+        and (family != "mistral" or "sliding_window" in said)
+        and (family != "qwen3" or said.get("head_dim") is not None)
+        and "partial_rotary_factor" not in said
+    )
+
+
+def _rope_said(said: dict[str, Any]) -> dict[str, Any] | None:
+    """The rope parameters in today's form, if they need no other reading."""
+    rope = said.get("rope_parameters")
+    if rope is None and "rope_theta" in said:  # as transformers 4 wrote them
+        scaling = said.get("rope_scaling")
+        rope = {"rope_theta": said["rope_theta"]} | (scaling or {"rope_type": "default"})
+    if not isinstance(rope, dict) or rope.get("rope_type") not in _ROPE:
+        return None
+    wanted = _ROPE[rope["rope_type"]]
+    return rope if all(isinstance(rope.get(name), int | float) for name in wanted) else None
+
+
 def why_not_native(folder: ModelFolder, dtype: torch.dtype) -> str | None:
     """Why a model takes the torch path on this processor, by its config alone; None: it does not.
 
     A config that cannot be read has no native pass: loading says what is wrong with it.
     """
     try:
-        config = AutoConfig.from_pretrained(str(folder.path), trust_remote_code=False)
-        _shape(config, dtype)
+        shape_of(config_of(folder.path), dtype)
     except NotNativeError as reason:
         return str(reason)
     except (OSError, ValueError, KeyError, AttributeError) as error:
@@ -35,10 +96,8 @@ def why_not_native(folder: ModelFolder, dtype: torch.dtype) -> str | None:
 
 def lower(module: Any, context_tokens: int) -> tuple[DecoderShape, DecoderWeights]:
     """Shape and weights (views, not copies) of a loaded model. Raises `NotNativeError`."""
-    config = module.config
-    shape = _shape(config, module.dtype)
-    rope = getattr(config, "rope_parameters", None) or {}
-    cos, sin = rotary.tables(rope, shape.head_dim, config.max_position_embeddings, context_tokens)
+    shape = shape_of(module.config, module.dtype)
+    cos, sin = rotary_tables(module.config, shape, context_tokens)
     return shape, DecoderWeights(
         embedding=module.model.embed_tokens.weight,
         head=module.lm_head.weight,
@@ -49,7 +108,13 @@ def lower(module: Any, context_tokens: int) -> tuple[DecoderShape, DecoderWeight
     )
 
 
-def _shape(config: Any, dtype: torch.dtype) -> DecoderShape:
+def rotary_tables(config: Any, shape: DecoderShape, context_tokens: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines, float32 [positions, head_dim]."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    return rotary.tables(rope, shape.head_dim, config.max_position_embeddings, context_tokens)
+
+
+def shape_of(config: Any, dtype: torch.dtype) -> DecoderShape:
     """The shape of a model with this config. Raises `NotNativeError`."""
     if config.model_type not in NATIVE_MODEL_TYPES:
         raise NotNativeError(f"architecture {config.model_type} has no native pass")
