@@ -14,7 +14,6 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
-from transformers.utils import logging as transformers_logging
 
 from specbatch.kernels.decoder.contract import DecoderShape, DecoderWeights
 from specbatch.kernels.paged_attention.contract import RaggedBatch
@@ -137,10 +136,9 @@ def _native(
 
 def _read(folder: ModelFolder, dtype: torch.dtype, ranks: int) -> Any:
     """The module with the folder's weights. Raises `BrokenModelError` unless it has all of them."""
-    from transformers import (
-        AttentionInterface,
-        AutoModelForCausalLM,
-    )  # seconds, for this path alone
+    # Importing these takes seconds, which the native pass does without.
+    from transformers import AttentionInterface, AutoModelForCausalLM
+    from transformers.utils import logging as transformers_logging
 
     AttentionInterface.register(ATTENTION_NAME, _attention)
     transformers_logging.disable_progress_bar()  # in the middle of a log, or beside ours

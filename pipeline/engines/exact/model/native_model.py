@@ -9,7 +9,6 @@ from typing import Any
 import orjson
 import torch
 from torch import Tensor
-from transformers import AutoConfig
 
 from specbatch.kernels.decoder import cpu
 from specbatch.kernels.decoder.contract import DecoderShape, DecoderWeights, LayerWeights
@@ -41,7 +40,7 @@ def config_of(folder: Path) -> Any:
     """The model's config, as transformers would read it.
 
     Where the file says all that the native pass asks for, it is taken as it is: importing
-    transformers' class takes three seconds of processor time. Raises what `AutoConfig` raises.
+    transformers and its class takes seconds of processor time. Raises what `AutoConfig` raises.
     """
     try:
         said = orjson.loads((folder / "config.json").read_bytes())
@@ -51,6 +50,8 @@ def config_of(folder: Path) -> Any:
         if said["model_type"] in ("qwen2", "qwen3"):
             said["sliding_window"] = None  # it is not used, or the config is not whole
         return SimpleNamespace(**said | {"rope_parameters": rope})
+    from transformers import AutoConfig
+
     return AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
 
 
