@@ -171,6 +171,28 @@ def test_a_config_is_read_as_transformers_reads_it(
     assert as_used(ours) == as_used(theirs)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"rope_parameters": {"rope_type": [], "rope_theta": 1e4}},
+        {"rope_parameters": None, "rope_theta": 1e4, "rope_scaling": [1]},
+        {"rope_parameters": None, "rope_theta": "much", "rope_scaling": None},
+        {"rms_norm_eps": "1e-5"},
+        {"model_type": ["llama"]},
+    ],
+    ids=str,
+)
+def test_a_config_of_nonsense_is_left_to_transformers(
+    said: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = AutoConfig.for_model("llama", **BODY).to_dict() | said
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    asked: list[str] = []
+    monkeypatch.setattr(AutoConfig, "from_pretrained", lambda path, **_: asked.append(path))
+    config_of(tmp_path)
+    assert asked == [str(tmp_path)]
+
+
 def test_a_whole_config_needs_no_class_of_transformers(tmp_path: Path) -> None:
     for model_type in NATIVE_MODEL_TYPES:
         folder = made(model_type, tmp_path / model_type)

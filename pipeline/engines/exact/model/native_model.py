@@ -61,6 +61,7 @@ def _is_whole(said: dict[str, Any]) -> bool:
     return (
         family in NATIVE_MODEL_TYPES
         and all(said.get(name) is not None for name in _SAID)
+        and isinstance(said["rms_norm_eps"], float | int)
         and "eos_token_id" in said
         and not said.get("use_sliding_window")
         and (family != "mistral" or "sliding_window" in said)
@@ -73,9 +74,9 @@ def _rope_said(said: dict[str, Any]) -> dict[str, Any] | None:
     """The rope parameters in today's form, if they need no other reading."""
     rope = said.get("rope_parameters")
     if rope is None and "rope_theta" in said:  # as transformers 4 wrote them
-        scaling = said.get("rope_scaling")
-        rope = {"rope_theta": said["rope_theta"]} | (scaling or {"rope_type": "default"})
-    if not isinstance(rope, dict) or rope.get("rope_type") not in _ROPE:
+        rope = said.get("rope_scaling") or {"rope_type": "default"}
+        rope = isinstance(rope, dict) and {"rope_theta": said["rope_theta"]} | rope
+    if not isinstance(rope, dict) or str(rope.get("rope_type")) not in _ROPE:
         return None
     wanted = _ROPE[rope["rope_type"]]
     return rope if all(isinstance(rope.get(name), int | float) for name in wanted) else None
