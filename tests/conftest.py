@@ -103,6 +103,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 _MANY_OBJECTS = 50_000
+_MUCH_MEMORY = 1 << 30
+_resident = 0  # bytes, when all was collected
 
 
 def pytest_collection_finish() -> None:
@@ -116,14 +118,30 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_runtest_logfinish() -> None:
-    if len(gc.get_objects()) > _MANY_OBJECTS:
+    if len(gc.get_objects()) > _MANY_OBJECTS or _has_grown():
         _freeze()
+
+
+def _has_grown() -> bool:
+    return _resident_bytes() > _resident + _MUCH_MEMORY
+
+
+def _resident_bytes() -> int:
+    """0 where the system does not say."""
+    said = Path("/proc/self/statm")
+    return int(said.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if said.exists() else 0
 
 
 def _freeze() -> None:
     """What was collected, imported and compiled stays. Whole collections, of which each job has
     some, need not look at it again: with torch and thousands of tests that is half a second each.
+    What has become garbage since, engines in cycles too, is looked for when memory has grown.
     """
+    global _resident
+    if _has_grown():
+        gc.unfreeze()
+        gc.collect()
+        _resident = _resident_bytes()
     gc.collect()
     gc.freeze()
 

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
 from typing import Protocol, TypeVar
 
 from specbatch.pipeline.engines import step_guard
@@ -158,9 +159,11 @@ class EngineService:
             self._changed.notify()
 
     def check(self) -> None:
-        """Raises `DeviceLostError` once the device is lost."""
+        """Raises `DeviceLostError` once the device is lost: who asks then has no part in it."""
         if self._lost is not None:
-            raise self._lost
+            error = copy(self._lost)
+            error.blameless = True
+            raise error
 
     def cancel(self, job_id: str) -> None:
         """Drop all requests of a job before the next step; their tickets raise."""
