@@ -138,12 +138,12 @@ def _freeze() -> None:
     What has become garbage since, engines in cycles too, is looked for when memory has grown.
     """
     global _resident
-    if _has_grown():
+    if has_grown := _has_grown():
         gc.unfreeze()
-        gc.collect()
-        _resident = _resident_bytes()
     gc.collect()
     gc.freeze()
+    if has_grown:
+        _resident = _resident_bytes()
 
 
 class _Processes:

@@ -159,11 +159,9 @@ class EngineService:
             self._changed.notify()
 
     def check(self) -> None:
-        """Raises `DeviceLostError` once the device is lost: who asks then has no part in it."""
+        """Raises `DeviceLostError` once the device is lost."""
         if self._lost is not None:
-            error = copy(self._lost)
-            error.blameless = True
-            raise error
+            raise _blameless(self._lost)
 
     def cancel(self, job_id: str) -> None:
         """Drop all requests of a job before the next step; their tickets raise."""
@@ -260,7 +258,8 @@ class EngineService:
             log.exception("engine step failed; its requests are given back")
             failure = engine_error(error, "engine step")
         if isinstance(failure, DeviceLostError):
-            arrived += self._lose(failure)
+            for ticket in self._lose(failure):
+                ticket.fail(_blameless(failure))
         self._fail_all(arrived, failure)
 
     def _learn(self, at_end: bool = False) -> None:
@@ -536,3 +535,10 @@ def last_unstarted(units: RowIds, unstarted: Collection[str]) -> RowIds:
         count += 1
     given = min((count + 1) // 2, len(units) - 1)
     return units[len(units) - given :]
+
+
+def _blameless(error: DeviceLostError) -> DeviceLostError:
+    """The same for tickets that were not in the step that failed: they did not cause it."""
+    found = copy(error)
+    found.blameless = True
+    return found

@@ -87,7 +87,7 @@ def test_the_groups_of_a_lost_device_are_given_back_and_done_by_another_worker(
         tokens = [g["generation"] for g in groups]
         held = [g for g, old, new in zip(groups, before, tokens, strict=True) if new > old]
         assert held, "it held some of them"
-        # A group that was claimed when the device was gone already has no part in it.
+        # A group that was claimed after the loss did not cause it.
         assert attempts in {g["attempts"] for g in held} <= {0, attempts}
         assert {g["last_error"] for g in held} == {MESSAGE}
         before = tokens

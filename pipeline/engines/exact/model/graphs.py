@@ -55,10 +55,10 @@ class CudaCapture:
 
 def why_not(model: LoadedModel) -> str | None:
     """Why a model's passes cannot be recorded; None when they can."""
-    module: Any = model.module
-    config = module.config
     if model.kernels != "triton":
         return "its attention works on the host"
+    module: Any = model.module
+    config = module.config
     if any(type(m).__name__.endswith("TopKRouter") for m in module.modules()):
         return "its experts are called by what the host knows of the rows"
     rope = getattr(config.get_text_config(), "rope_parameters", None) or {}

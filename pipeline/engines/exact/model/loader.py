@@ -26,7 +26,7 @@ from specbatch.pipeline.engines.exact.model.loaded_model import (
     choose_kernels,
 )
 from specbatch.pipeline.engines.exact.model.native_model import NotNativeError, lower
-from specbatch.pipeline.engines.exact.model.native_weights import NativeModel, read_native
+from specbatch.pipeline.engines.exact.model.native_weights import NativeModel, eos_ids, read_native
 from specbatch.pipeline.engines.exact.model.quantised import check_weights, quantise
 from specbatch.pipeline.engines.models.dtypes import choose_dtype
 from specbatch.pipeline.engines.models.model_folder import check_again, check_architecture
@@ -95,7 +95,8 @@ def load_model(
         config = module.config.get_text_config()
         heads = int(config.num_attention_heads)
         kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
-        eos_ids, num_layers = _eos_ids(module), int(config.num_hidden_layers)
+        ends = eos_ids(getattr(module.generation_config, "eos_token_id", None), module.config)
+        num_layers = int(config.num_hidden_layers)
         if compiled and by == "triton" and exactness == "fast":
             module = _compiled(module)
         return LoadedModel(
@@ -110,7 +111,7 @@ def load_model(
             num_layers=num_layers,
             num_kv_heads=kv_heads // tensor_parallel,
             head_dim=int(getattr(config, "head_dim", None) or config.hidden_size // heads),
-            eos_ids=eos_ids,
+            eos_ids=ends,
         )
 
 
@@ -255,15 +256,6 @@ def _lowered(module: Any, folder: ModelFolder) -> tuple[DecoderShape, DecoderWei
         return None
     log.info("model %s runs as one native pass", folder.ref)
     return lowered
-
-
-def _eos_ids(module: Any) -> frozenset[int]:
-    """End tokens of the generation config, or of the model's."""
-    eos = getattr(module.generation_config, "eos_token_id", None)
-    eos = module.config.eos_token_id if eos is None else eos
-    if eos is None:
-        return frozenset()
-    return frozenset([eos] if isinstance(eos, int) else eos)
 
 
 def _attention(

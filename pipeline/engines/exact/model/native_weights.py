@@ -142,10 +142,15 @@ class _Weights:
 
 
 def _eos_ids(folder: Path, config: Any) -> frozenset[int]:
-    """End tokens of the generation config, or of the model's; a check has read the former."""
+    """A check has read the generation config before."""
     path = folder / "generation_config.json"
     eos = json.loads(path.read_text()).get("eos_token_id") if path.exists() else None
-    eos = config.eos_token_id if eos is None else eos
+    return eos_ids(eos, config)
+
+
+def eos_ids(generated: Any, config: Any) -> frozenset[int]:
+    """End tokens as the generation config has them, or else the model's config."""
+    eos = config.eos_token_id if generated is None else generated
     if eos is None:
         return frozenset()
     return frozenset([eos] if isinstance(eos, int) else eos)
