@@ -51,9 +51,6 @@ def print_sql(url: str) -> None:
     )
     with context.begin_transaction():
         context.run_migrations()
-        before = context.get_starting_revision_argument() or ""
-        if before < (context.get_revision_argument() or ""):
-            grant()
 
 
 attributes = context.config.attributes
