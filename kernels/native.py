@@ -30,6 +30,7 @@ _AT, _INT, _LONG = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 _FUNCTIONS: dict[str, list[type]] = {  # of every level, with their arguments
     "decode": [_AT, _AT, _INT],
     "draft": [_AT, _AT, _AT, _INT, _AT, _AT, _AT, _INT],
+    "generate": [_AT] * 10 + [_INT],
     "sample": [_AT, _INT],
     "gumbel": [_AT, _LONG, _LONG, ctypes.c_uint32, _AT],
     "pack": [_INT, _AT, _INT, _INT, _AT],

@@ -1,2 +1,2 @@
 // All kernels of one level: compiled once for each, with -DLEVEL=... and the level's flags.
-#include "drafting.h"
+#include "multi_step.h"

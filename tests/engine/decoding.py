@@ -21,6 +21,7 @@ from specbatch.pipeline.engines.observing import Observer
 from specbatch.pipeline.engines.proposers.block import BlockProposer
 from specbatch.pipeline.engines.proposers.proposer import Proposer
 from specbatch.pipeline.engines.state.sequence import Sequence as Row
+from specbatch.pipeline.policy.tuning import PASSES_AT_ONCE
 from specbatch.pipeline.stages.text_stop import TextStop
 from specbatch.schemas.records import FinishReason, Origin, SamplingParams
 from support.engines import loaded
@@ -103,6 +104,7 @@ def bench(
     blocks: WatchedBlockProposer | None = None,
     observer: Observer | None = None,
     drift_every: int = 0,
+    passes_at_once: int = PASSES_AT_ONCE,
 ) -> Bench:
     model = loaded(verifier, dtype) if native else _torch_model(verifier, dtype)
     runners = [runner_of(model, num_blocks, share_prefixes)]
@@ -119,6 +121,7 @@ def bench(
         max_batch_tokens,
         observer=observer,
         drift_every=drift_every,
+        passes_at_once=passes_at_once,
     )
     return Bench(engine, runners, watched)
 
@@ -162,7 +165,7 @@ def _tokenizer() -> Any:
 
 @lru_cache(maxsize=4)
 def _engine_of_one(verifier: Path, dtype: str) -> Bench:
-    return bench(verifier, dtype=dtype, max_sequences=1, share_prefixes=False)
+    return bench(verifier, dtype=dtype, max_sequences=1, share_prefixes=False, passes_at_once=1)
 
 
 def baseline_of(verifier: Path, dtype: str = "float32") -> Callable[[Request], Completion]:

@@ -12,6 +12,7 @@ from engine.decoding import Bench, assert_same, baseline_of, bench, prompts
 from torch import Tensor
 
 from specbatch.kernels.decoder.contract import BLOCK_SIZE
+from specbatch.kernels.multi_step.contract import Generated
 from specbatch.pipeline.engines.contract import Request
 from specbatch.pipeline.engines.exact.model.batch import Chunk
 from specbatch.pipeline.engines.exact.scheduler import Scheduler
@@ -40,9 +41,10 @@ class Counted:
     def __init__(self, one: Bench, index: int = 0) -> None:
         self.tokens = 0
         runner = one.runners[index]
-        self._forward, self._draft = runner.forward, runner.draft
+        self._forward, self._draft, self._generate = runner.forward, runner.draft, runner.generate
         runner.forward = self  # type: ignore[method-assign, assignment]  # counts
         runner.draft = self.draft  # type: ignore[method-assign]  # counts
+        runner.generate = self.generate  # type: ignore[method-assign]  # counts
 
     def __call__(self, chunks: Seq[Chunk]) -> Tensor:
         self.tokens += sum(len(chunk.token_ids) for chunk in chunks)
@@ -52,6 +54,12 @@ class Counted:
         """All passes of a draft in one call: the chunks, then a token for each but the last."""
         self.tokens += sum(len(c.token_ids) + d - 1 for c, d in zip(chunks, depths, strict=True))
         return self._draft(chunks, depths, *rest)
+
+    def generate(self, chunks: Seq[Chunk], *rest: Any) -> Generated:
+        """Several passes in one call: each sequence is fed as many tokens as it gets."""
+        generated = self._generate(chunks, *rest)
+        self.tokens += sum(generated.made)
+        return generated
 
 
 @pairwise(

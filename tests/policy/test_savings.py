@@ -339,3 +339,17 @@ def test_jobs_without_any_cost_save_nothing_and_keep_their_ratio() -> None:
     free = Savings(0.0, 0.0, 0.0, 0.0, 1.3, 4)
     found = pooled([(free, (0.0, 1.0)), (free, (2.0, 3.0))])
     assert found == Savings(0.0, 0.0, 0.0, 0.0, 1.3, 8)
+
+
+def test_a_control_of_several_passes_counts_as_one_pass_of_its_mean_length() -> None:
+    sums = []
+    for passes in (1, 4):
+        controls = Controls()
+        part = Part(2.0 * passes, 10 * passes, 10)
+        controls.step(Arm.CONTROL, 9.0, 1.0, 0.25, {"job": part}, passes)
+        controls.step(Arm.DRAFTS, 9.0, 1.0, 0.0, {"job": Part(3.0, 20, 10)})
+        assert controls.level == 1.5
+        sums.append(controls.take("job"))
+    assert sums[0].control_taken == sums[1].control_taken == 9.0 * 2.0 * 0.75
+    assert sums[0].control_price == sums[1].control_price
+    assert (sums[1].plain_taken, sums[1].plain_tokens) == (8.0, 40)

@@ -14,7 +14,7 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
-from specbatch.kernels.drafting.reference import repeatable
+from specbatch.kernels.multi_step.reference import repeatable
 from specbatch.kernels.verify.contract import SamplingRows
 from specbatch.kernels.verify.reference import process
 from specbatch.pipeline.engines.exact.model.batch import Chunk
@@ -166,7 +166,7 @@ class DraftModelProposer(Proposer):
 
     def _rows_at_once(self, batch: Seq[Sequence]) -> tuple[SamplingRows, Tensor] | None:
         """(parameters, counters) for one native call; None: it cannot draft for all of them."""
-        if not self._runner.drafts_natively:
+        if not self._runner.runs_several:
             return None
         if any(s.grammar or s.verification is not Verification.COUPLED for s in batch):
             return None

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from specbatch.kernels.multi_step.contract import Generated
 from specbatch.kernels.verify.contract import Verdict
 from specbatch.pipeline.engines.clock import now
 from specbatch.pipeline.engines.contract import Completion, EngineStats, Request, Wanted
@@ -21,7 +22,7 @@ from specbatch.pipeline.engines.exact.model.batch import Chunk, to_host
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
 from specbatch.pipeline.engines.exact.recheck import Rechecker
 from specbatch.pipeline.engines.exact.sampling.sampler import choose_sampler
-from specbatch.pipeline.engines.exact.sampling.sampling import LastColumns
+from specbatch.pipeline.engines.exact.sampling.sampling import LastColumns, sampling_rows
 from specbatch.pipeline.engines.exact.sampling.verification import MostLikely, verify
 from specbatch.pipeline.engines.exact.scheduler import Scheduler
 from specbatch.pipeline.engines.observing import Observer, Watch
@@ -66,8 +67,13 @@ class Engine:
         knowledge: Knowledge | None = None,
         observer: Observer | None = None,
         drift_every: int = EVERY_STEPS,
+        passes_at_once: int = tuning.PASSES_AT_ONCE,
     ) -> None:
-        """Every `drift_every` steps, `observer` also hears how far a draft model has drifted."""
+        """Every `drift_every` steps, `observer` also hears how far a draft model has drifted.
+
+        A step without drafts makes up to `passes_at_once` passes, where its runner can: Python
+        takes a quarter of a small model's step.
+        """
         self._runner = runner
         self._rechecker = rechecker
         self._sampler = choose_sampler(runner.device, runner.kernels)
@@ -81,6 +87,7 @@ class Engine:
             runner.blocks, max_sequences, max_batch_tokens, self._speculator.forget
         )
         self._columns = LastColumns()
+        self._passes_at_once = passes_at_once if runner.runs_several else 1
         self._rejected: list[Completion] = []
         self.stats = EngineStats()
         self._accounts = StepAccounts(self.stats, self._speculator.knowledge.step_time)
@@ -183,14 +190,12 @@ class Engine:
         step = self._schedule_and_propose()
         if not step.plan:
             return self._take_rejected()
-        parts = self._decide(step)  # all of it, unless its pass raised
-        for part, verdict in parts:
-            self._commit(part, verdict)
+        parts = [step] if self._decide_several(step) else self._decide_and_commit(step)
         self._share(step)
-        self._account(step, [part for part, _ in parts])
+        self._account(step, parts)
         done = self._take_rejected() + self._take_finished(step)
         if self._watch is not None:
-            self._watch.stepped([part for part, _ in parts])
+            self._watch.stepped(parts)
         return done
 
     # --- the stages of a step ------------------------------------------------------------------
@@ -203,13 +208,67 @@ class Engine:
         asking = self._watch.ask(deciding, is_off) if self._watch is not None else 0
         draft_plan = self._speculator.propose(deciding, self._room_for_draft, self.stats.busy_sec)
         drafting = asking + int(draft_plan.drafting_sec * TICKS_PER_SEC)
-        return Step(plan, deciding, draft_plan, begun, drafting)
+        return Step(plan, deciding, draft_plan, begun, drafting, is_watched=asking > 0)
 
     def _kv_blocks(self) -> tuple[int, int, int]:
         return self._runner.blocks.counts
 
     def _room_for_draft(self, sequence: Sequence, wanted: int) -> int:
         return 0 if self._budget.strained else self._scheduler.room_for_draft(sequence, wanted)
+
+    def _decide_and_commit(self, step: Step) -> list[Step]:
+        """Run the step's pass: all of the step, or the parts of it whose passes do not raise."""
+        parts = self._decide(step)
+        for part, verdict in parts:
+            self._commit(part, verdict)
+        return [part for part, _ in parts]
+
+    def _decide_several(self, step: Step) -> bool:
+        """Make several passes in one call and commit their tokens, where no pass needs more than
+        the one before it has decided. False: nothing has changed."""
+        if (passes := self._passes_of(step)) < 2:
+            return False
+        deciding, runner = step.deciding, self._runner
+        limits = [1 + self._room_for_draft(s, min(passes, s.remaining) - 1) for s in deciding]
+        columns = self._columns.of(deciding, runner.device)
+        ones = [1] * len(deciding)
+        rows, counters = sampling_rows(deciding, ones, runner.device, columns=columns)
+        chunks = [Chunk(s.kv, s.tokens[-1:], 1) for s in deciding]
+        begun, began = now(), time.perf_counter()
+        try:
+            generated = runner.generate(chunks, limits, columns.stops, counters, rows)
+        except Exception as error:
+            log.warning("%d passes at once raised, trying one", passes, exc_info=error)
+            return False
+        step.pass_ticks = now() - begun
+        self.stats.forward_sec += time.perf_counter() - began
+        self._budget.passed()
+        step.passes_made = max(generated.made)
+        self._commit_several(step, generated)
+        return True
+
+    def _passes_of(self, step: Step) -> int:
+        """How many passes the step may make at once."""
+        most = self._passes_at_once
+        if most < 2 or not (step.draft_plan.runs_on and step.decoding) or step.is_watched:
+            return 1
+        if not self._columns.of(step.deciding, self._runner.device).runs_on:
+            return 1
+        return self._accounts.passes_within(tuning.SEVERAL_SEC, len(step.deciding), most)
+
+    def _commit_several(self, step: Step, generated: Generated) -> None:
+        for sequence, tokens, logprobs, made in zip(step.deciding, *generated, strict=True):
+            step.emitted[sequence] = made
+            if math.isnan(logprobs[made - 1]):
+                made = step.emitted[sequence] = made - 1
+                self._fail(sequence, f"{_NAN} at token {sequence.num_output + made}")
+            if made:
+                sequence.append(tokens[:made], logprobs[:made])
+            self._runner.blocks.trim(sequence.kv, len(sequence.tokens) - 1)
+        self.stats.generated_tokens += sum(step.emitted.values())
+        self.stats.verifier_passes += sum(generated.made)
+        if self._watch is not None:
+            self._watch.decided(step.deciding)
 
     def _decide(self, step: Step) -> list[tuple[Step, Verdict | None]]:
         """Verdicts on all of the step, or on the parts of it whose passes do not raise."""

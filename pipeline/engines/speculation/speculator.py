@@ -126,7 +126,7 @@ class Speculator:
         )
         if not (self.proposers and asking):
             self._settling = 0
-            return DraftPlan(nothing)
+            return DraftPlan(nothing, runs_on=True)
         self.steps += 1
         drafting_sec = replanning_sec = 0.0
         if replans := self._must_replan(len(deciding)):
@@ -147,7 +147,9 @@ class Speculator:
         if any(sequence.request.depth for sequence in deciding):
             arm = Arm.APART
         elif self._pauses:
-            return DraftPlan(nothing, arm, self._odds, drafting_sec, replanning_sec)
+            compared = self._shadowing or self._pairing or not self._at_rest.is_empty
+            runs_on = arm is not Arm.SETTLING and not compared
+            return DraftPlan(nothing, arm, self._odds, drafting_sec, replanning_sec, runs_on)
         drafts, took = self._drafted(deciding, room)
         return DraftPlan(drafts, arm, self._odds, drafting_sec + took, replanning_sec)
 

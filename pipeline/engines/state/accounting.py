@@ -65,7 +65,8 @@ class TimeBook:
         """Share the time since `begun`: all of it, and each sequence's share of the last pass.
 
         `drafting` is what proposers took of it. Each sequence of the step is in one of the passes.
-        `number` is the step's; `padded(rows)` is the number of rows that such a pass really has.
+        `number` is the step's, or that of its first pass; `padded(rows)` is the number of rows that
+        such a pass really has.
         """
         whole = now() - begun
         passing = sum(each.ticks for each in passes)
@@ -85,9 +86,13 @@ class TimeBook:
         drafts = spread(drafting, each.draft_weights) if drafting else None
         shares = self.share_pass(each.sequences, each.rows, each.ticks, overhead, padded, drafts)
         for sequence, share in zip(each.sequences, shares, strict=True):
-            if sequence.passes > len(sequence.steps):  # it decided something here
+            decided = sequence.passes - len(sequence.steps)  # passes that decided something here
+            if decided == 1:
                 sequence.steps.append(number)
                 sequence.pass_ticks.append(share)
+            elif decided:
+                sequence.steps += range(number, number + decided)
+                sequence.pass_ticks += spread(share, [1] * decided)
         return shares
 
     def share_pass(

@@ -164,6 +164,19 @@ class Sequence:
                 self.finish_reason = FinishReason.LENGTH
                 return
 
+    def append(self, tokens: Seq[int], logprobs: Seq[float]) -> None:
+        """Append what as many passes without drafts decided. Nothing follows a stop token."""
+        self.passes += len(tokens)
+        self.tokens += tokens
+        self.logprobs += logprobs
+        self.origins += [Origin.PLAIN] * len(tokens)
+        if self.top_logprobs is not None:
+            self.top_logprobs += [((), ())] * len(tokens)
+        if tokens[-1] in self.stop_ids:
+            self.finish_reason = FinishReason.STOP
+        elif self.remaining <= 0:
+            self.finish_reason = FinishReason.LENGTH
+
     def _note_draft(self, proposer: str, tokens: int) -> None:
         if proposer not in self.sources:
             self.sources.append(proposer)

@@ -56,6 +56,8 @@ class DraftPlan:
     odds: float = 0.0  # of drafting in this step, by those of its being a control
     drafting_sec: float = 0.0  # in models of proposers …
     replanning_sec: float = 0.0  # … and in choosing who drafts
+    # Nothing is drafted or compared: of several passes each needs only the tokens of the last one.
+    runs_on: bool = False
 
 
 @dataclass(slots=True)
@@ -69,7 +71,9 @@ class Step:
     drafting_ticks: int  # in proposers' models, before the verifier's part
     pass_ticks: int = 0  # of a pass that did not raise, until its verdict is on the host
     emitted: dict[Sequence, int] = field(default_factory=dict)  # tokens decided
-    ordinary: bool = True  # one pass did it all, recorded before; else its times say nothing
+    passes_made: int = 1  # in one call
+    is_watched: bool = False  # the drift of a draft model is measured with its logits
+    ordinary: bool = True  # one call did it all, recorded before; else its times say nothing
 
     @property
     def drafts(self) -> list[Draft]:
@@ -121,7 +125,7 @@ class Step:
         for planned in self.plan:
             if at < len(deciding) and deciding[at] is planned.sequence:
                 kept = emitted.get(planned.sequence) or 1
-                refused = len(self.drafts[at]) + 1 - kept
+                refused = max(0, len(self.drafts[at]) + 1 - kept)
                 found.append((planned.take - 1, kept, refused))
                 at += 1
             else:

@@ -40,21 +40,33 @@ class StepAccounts:
         """What the controls of a job measured since the last call."""
         return self._controls.take(job)
 
+    def passes_within(self, sec: float, sequences: int, most: int) -> int:
+        """How many passes of so many sequences at depth 0 take `sec` together: 1 to `most`."""
+        if not self._step_time.observations:
+            return 1
+        return max(1, min(most, int(sec / self._price(sequences))))
+
+    def _price(self, sequences: int) -> float:
+        """Seconds of a pass at depth 0, by what is known."""
+        step_time = self._step_time
+        return step_time.plain(sequences) or step_time.predict(sequences, sequences)
+
     def step(self, step: Step, parts: Seq[Step], padded: Callable[[int], int]) -> None:
         """`parts` of the step passed; `padded(rows)`: the rows that such a pass really has."""
-        self._stats.steps += 1
+        first = self._stats.steps + 1
+        self._stats.steps += step.passes_made
         ticks, shares = self._book.share_step(
-            step.begun, step.drafting_ticks, step.passes(parts), self._stats.steps, padded
+            step.begun, step.drafting_ticks, step.passes(parts), first, padded
         )
         self._stats.busy_sec += ticks / TICKS_PER_SEC
         if not (step.ordinary and step.decoding):
             return
         # A prompt's rows are cheaper, for they need no logits: only these steps are measurements.
         count, rows = len(step.deciding), len(step.plan) + sum(map(len, step.drafts))
-        step_time = self._step_time
-        price = step_time.plain(count) or step_time.predict(count, count)  # of before this step
-        if step.draft_plan.arm is not Arm.SETTLING:
-            step_time.observe(rows, count, ticks / TICKS_PER_SEC - _beside_depth_0(step))
+        price = self._price(count)  # of before this step
+        if step.draft_plan.arm is not Arm.SETTLING and _is_whole(step):
+            taken = ticks / TICKS_PER_SEC - _beside_depth_0(step)
+            self._step_time.observe(rows, count, taken / step.passes_made)
         if step.draft_plan.arm is not Arm.APART:
             self._compare(step, ticks, shares, price)
 
@@ -73,7 +85,8 @@ class StepAccounts:
         for sequence, share in zip(step.deciding, shares, strict=True):
             sequence.decode_sec += share / TICKS_PER_SEC
         parts = self._parts(step, ticks, shares)
-        self._controls.step(arm, step.draft_plan.odds, price_sec, beside, parts)
+        passes = sum(step.emitted.values()) / count if step.passes_made > 1 else 1.0
+        self._controls.step(arm, step.draft_plan.odds, price_sec, beside, parts, passes)
 
     def _parts(self, step: Step, ticks: int, shares: Seq[int]) -> dict[str, Part]:
         """A step's time, tokens and sequences by job; mostly there is one."""
@@ -93,3 +106,9 @@ class StepAccounts:
 def _beside_depth_0(step: Step) -> float:
     """Seconds that the step spent on drafts and on choosing them, before its pass."""
     return step.drafting_ticks / TICKS_PER_SEC + step.draft_plan.replanning_sec
+
+
+def _is_whole(step: Step) -> bool:
+    """Whether each of its passes held all of its sequences."""
+    count = len(step.deciding)
+    return step.passes_made == 1 or sum(step.emitted.values()) == count * step.passes_made

@@ -146,8 +146,11 @@ class Controls:
         price_sec: float,
         beside: float,
         parts: Mapping[str, Part],
+        passes: float = 1.0,
     ) -> None:
-        """A step without prompts. `price_sec`: the policy's for it at depth 0, before it was met.
+        """A step without prompts, of so many passes over its sequences: several only at depth 0.
+
+        `price_sec`: the policy's for a pass at depth 0, before it was met.
         `beside`: the share of its time that went into drafts and choosing them. `parts` by job."""
         count = sum(part.sequences for part in parts.values())
         for job, part in parts.items():
@@ -159,7 +162,7 @@ class Controls:
                 continue
             _add(sums, 11, part.seconds, part.tokens, part.seconds * own)
             if arm is Arm.CONTROL:
-                taken = odds * part.seconds * own
+                taken = odds * part.seconds * own / passes
                 price = odds * price_sec * part.sequences / count
                 squares = (taken * taken, taken * price, price * price)
                 _add(sums, 5, 1.0, taken, price, *squares)

@@ -2,7 +2,7 @@
 // every processor. Compiled with the kernels' sources, LEVEL and flags; see test_driver.py.
 #include <stdio.h>
 
-#include "drafting.h"
+#include "multi_step.h"
 
 static uint32_t state = 2463534242u;
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from specbatch.kernels.decoder import cpu
 from specbatch.kernels.decoder.contract import BLOCK_SIZE, DecoderBatch
-from specbatch.kernels.drafting import cpu as drafting
+from specbatch.kernels.multi_step import cpu as multi_step
+from specbatch.kernels.multi_step.contract import Generated, Stops
 from specbatch.kernels.verify.contract import SamplingRows
 from specbatch.pipeline.engines.exact.model.batch import Chunk, build_batch
 from specbatch.pipeline.engines.exact.model.loaded_model import LoadedModel
@@ -125,7 +126,8 @@ class ModelRunner:
         return logits[:rows] if rows < logits.shape[0] else logits
 
     @property
-    def drafts_natively(self) -> bool:
+    def runs_several(self) -> bool:
+        """Whether `draft` and `generate` are there: several passes in one call."""
         return isinstance(self._decoder, cpu.Decoder)
 
     @torch.inference_mode()
@@ -138,12 +140,33 @@ class ModelRunner:
         what is drafted. `kv.length` grows by the chunk; behind it lies the KV of the drafted tokens
         but the last.
         """
-        assert isinstance(self._decoder, cpu.Decoder), "ask `drafts_natively` first"
+        assert isinstance(self._decoder, cpu.Decoder), "ask `runs_several` first"
         batch = build_batch(chunks, BLOCK_SIZE, self.padded, self.device)
-        drafts = drafting.draft(self._decoder, batch, depths, counters, sampling)
+        drafts = multi_step.draft(self._decoder, batch, depths, counters, sampling)
         for chunk in chunks:
             chunk.kv.length += len(chunk.token_ids)
         return drafts
+
+    @torch.inference_mode()
+    def generate(
+        self,
+        chunks: Sequence[Chunk],
+        limits: list[int],
+        stops: Stops,
+        counters: Tensor,
+        sampling: SamplingRows,
+    ) -> Generated:
+        """Feed every chunk of one token, then decide up to `limits[i]` tokens of each sequence.
+
+        Its blocks have room for them. `kv.length` grows by what was fed: all but the last token.
+        If it raises, no length has changed.
+        """
+        assert isinstance(self._decoder, cpu.Decoder), "ask `runs_several` first"
+        batch = build_batch(chunks, BLOCK_SIZE, self.padded, self.device)
+        generated = multi_step.generate(self._decoder, batch, limits, stops, counters, sampling)
+        for chunk, made in zip(chunks, generated.made, strict=True):
+            chunk.kv.length += made
+        return generated
 
     @property
     def recordings(self) -> int:

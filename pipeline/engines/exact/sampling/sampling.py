@@ -10,10 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from specbatch.kernels.multi_step.contract import Stops
 from specbatch.kernels.paged_attention.contract import to_device
 from specbatch.kernels.verify.contract import PLACEHOLDER, Adjustments, SamplingRows, TopRows
 from specbatch.pipeline.engines.state.penalties import Ids
 from specbatch.pipeline.engines.state.sequence import Sequence
+from specbatch.schemas.records import Verification
 
 
 class Columns:
@@ -49,7 +51,9 @@ class Columns:
             s.adjuster or s.bad_words or (s.request.params.min_tokens and s.stop_ids)
             for s in sequences
         )
+        self.stops = _stops(sequences)
         self.grammars = [i for i, s in enumerate(sequences) if s.grammar is not None]
+        self.ends_text = any(s.ends_text is not None for s in sequences)
         self.top = [p.top_logprobs for p in params]
         kinds = {s.verification for s in sequences}
         self.kind = kinds.pop() if len(kinds) == 1 else None  # None: several
@@ -60,6 +64,18 @@ class Columns:
         if one_each:
             return rows
         return rows.at(sequence_of_row(counts, rows.top_k.device))
+
+    @property
+    def runs_on(self) -> bool:
+        """Whether a pass needs nothing but the tokens of the pass before it."""
+        plain = self.plain and not (self.grammars or any(self.top))
+        return plain and self.kind is Verification.COUPLED and not self.ends_text
+
+
+def _stops(sequences: Seq[Sequence]) -> Stops:
+    ids = [sorted(s.stop_ids) for s in sequences]
+    starts = np.cumsum([0, *map(len, ids)], dtype=np.int64)
+    return Stops(starts, np.array([token for some in ids for token in some], dtype=np.int64))
 
 
 def sequence_of_row(counts: Ids, device: torch.device) -> Tensor:

@@ -1,13 +1,16 @@
-"""Drafting in one native call equals the definition, pass by pass."""
+"""Several passes in one native call equal the definition, pass by pass."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+import pytest
 import torch
 
 from specbatch.kernels.decoder.contract import BLOCK_SIZE, DecoderBatch
-from specbatch.kernels.drafting import cpu, reference
+from specbatch.kernels.multi_step import cpu, reference
+from specbatch.kernels.multi_step.contract import Stops
 from specbatch.kernels.verify.contract import SamplingRows
 from specbatch.pipeline.engines.exact.model.batch import Chunk, build_batch
 from specbatch.pipeline.engines.exact.model.loader import load_model
@@ -55,6 +58,52 @@ def test_one_call_is_pass_after_pass(dtype: str, temperature: float, depths: lis
     for i, depth in enumerate(depths):
         assert (drafts[1][:depth, i] >= 0).all()
         assert (drafts[1][depth:, i] == -1).all()
+
+
+@pairwise(
+    dtype=["bfloat16", "float32"], temperature=[0.0, 0.9], limits=[[4], [3, 6, 1], [2, 8, 8, 5, 1]]
+)
+def test_generating_ends_each_sequence_by_itself(
+    dtype: str, temperature: float, limits: list[int]
+) -> None:
+    native = load_model(inspect_model(str(DRAFT)), dtype).native
+    assert native is not None, "the demo's draft model runs natively"
+    sampling, count = rows(len(limits), temperature), len(limits)
+    given = [p.clone() for p in (sampling.temperature, sampling.top_k, sampling.top_p)]
+    counters = torch.stack((torch.arange(count) + 7, torch.arange(count)), 1)
+
+    def run(stops: Stops) -> list[tuple[list[int], list[float]]]:
+        found = []
+        for generating in ("reference", "cpu"):
+            decoder, batch = cpu.decoder.Decoder(*native, BLOCKS), feeds(limits)
+            rest = (batch, limits, stops, counters, sampling)
+            if generating == "cpu":
+                made = cpu.generate(decoder, *rest)
+            else:
+                made = reference.generate(decoder.forward, *rest)
+            found.append([(t[:n], p[:n]) for t, p, n in zip(*made, strict=True)])
+        for (tokens, logprobs), (own, own_logprobs) in zip(*found, strict=True):
+            assert tokens == own
+            # Torch adds in another order; bits are compared with passes of the same sampler.
+            assert logprobs == pytest.approx(own_logprobs, abs=1e-5)
+        return found[1]
+
+    def stops_of(ids: list[list[int]]) -> Stops:
+        starts = np.cumsum([0, *map(len, ids)], dtype=np.int64)
+        return Stops(starts, np.array([token for of in ids for token in of], dtype=np.int64))
+
+    whole = run(stops_of([[]] * count))
+    assert [len(tokens) for tokens, _ in whole] == limits
+    # Each sequence's second token is a stop token of its own, and of nobody else.
+    stopped = run(stops_of([[2, *tokens[1:2]] for tokens, _ in whole]))
+    for (tokens, logprobs), (all_tokens, all_logprobs) in zip(stopped, whole, strict=True):
+        end = all_tokens.index(all_tokens[1]) + 1 if len(all_tokens) > 1 else 1
+        assert (tokens, logprobs) == (all_tokens[:end], all_logprobs[:end])
+    assert counters[:, 1].tolist() == list(range(count)), "the caller's stay"
+    for before, after in zip(
+        given, (sampling.temperature, sampling.top_k, sampling.top_p), strict=True
+    ):
+        assert torch.equal(before, after), "the caller's stay"
 
 
 def feeds(depths: list[int]) -> DecoderBatch:

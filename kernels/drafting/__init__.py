@@ -1,1 +1,0 @@
-"""Several draft tokens of many sequences, one after another."""
