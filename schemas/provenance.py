@@ -69,7 +69,7 @@ class Provenance:
     alone gives the pass of a token and its place in the draft.
     """
 
-    steps: tuple[int, ...] = ()  # [passes] number of the verifier's step, in its process
+    steps: tuple[int, ...] = ()  # [passes] number of the verifier's pass, in its process
     pass_ticks: tuple[int, ...] = ()  # [passes] the completion's share of that step
     sources: tuple[str, ...] = ()  # names of the proposers that drafted for it
     makers: tuple[int, ...] = ()  # [passes with a draft] whose it was: index in `sources`

@@ -357,12 +357,12 @@ class Completion:
 class EngineStats:
     """Running totals of one engine."""
 
-    steps: int = 0
+    steps: int = 0  # passes: without drafts, a step of the engine may make several
     generated_tokens: int = 0
     finished: int = 0
     proposed: int = 0
     accepted: int = 0
-    verifier_passes: int = 0  # (sequence, step) pairs that decided tokens
+    verifier_passes: int = 0  # (sequence, pass) pairs that decided tokens
     busy_sec: float = 0.0
     time: list[int] = field(default_factory=lambda: [0] * 6)  # ticks by kind, as `Ticks` has them
     forward_sec: float = 0.0  # the verifier's forward passes alone; on a GPU, queueing them
