@@ -147,8 +147,7 @@ class Speculator:
         if any(sequence.request.depth for sequence in deciding):
             arm = Arm.APART
         elif self._pauses:
-            compared = self._shadowing or self._pairing or not self._at_rest.is_empty
-            runs_on = arm is not Arm.SETTLING and not compared
+            runs_on = not (arm is Arm.SETTLING or self._shadowing or self._pairing)
             return DraftPlan(nothing, arm, self._odds, drafting_sec, replanning_sec, runs_on)
         drafts, took = self._drafted(deciding, room)
         return DraftPlan(drafts, arm, self._odds, drafting_sec + took, replanning_sec)
