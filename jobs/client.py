@@ -169,6 +169,10 @@ class JobClient:
         except (UsageError, ObjectError):
             return None
 
+    def writes_to(self, job_id: str, spec: JobSpec) -> bool:
+        """Whether the job has the output that the spec names."""
+        return tidy(self._client.job(job_id).output_uri) == tidy(spec.output.uri)
+
     def poll(self, job_id: str) -> Standing:
         """How the job stands: one look at one row. Raises `JobNotFoundError`, `StoreError`."""
         job = self._client.job(job_id)

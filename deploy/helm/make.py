@@ -27,7 +27,8 @@ CHART = HERE / "specbatch"
 VERSION = "0.1.0"
 LABELS = {"app.kubernetes.io/name": "specbatch", "app.kubernetes.io/part-of": "specbatch"}
 HOOK = {
-    "helm.sh/hook": "post-install,post-upgrade",
+    # An upgrade changes no worker before the store is ready. An install has no settings before.
+    "helm.sh/hook": "post-install,pre-upgrade",
     "helm.sh/hook-delete-policy": "before-hook-creation",
 }
 SWITCHES = {  # by kind: the value that leaves it out
@@ -215,6 +216,7 @@ def _chart() -> str:
 
 def _values_file(defaults: Mapping[str, Any], images: Mapping[str, str]) -> Iterator[str]:
     yield "# Made by ../make.py of ../../kubernetes/base: change that, or set your own values.\n"
+    yield "# Install without --wait and --atomic: workers are ready only after what follows it.\n"
     yield "images:\n"
     for name, image in images.items():
         yield f"  {name.removeprefix('specbatch-')}: {image}\n"

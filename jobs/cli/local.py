@@ -13,7 +13,7 @@ from specbatch.jobs.cli.console import (
     remark,
     stored,
 )
-from specbatch.jobs.cli.outcome import finish
+from specbatch.jobs.cli.outcome import finish, known_by_key
 from specbatch.jobs.running.here import Watcher, check_place, run_job
 from specbatch.pipeline.observe.terminal.progress import progress_view
 from specbatch.schemas.errors import JobInterrupted
@@ -36,7 +36,7 @@ def submit_here(
         with if_interrupted(stored(job.job_id)):
             if not created:
                 then = "nothing is done again" if job.state.is_final else "it resumes here"
-                remark(f"job {job.job_id} is known by this key and {job.state}: {then}")
+                remark(known_by_key(job, then))
             again = "run the same command again" if key else None
             run_here(settings, spec, job, timeout_sec, again)
             finish(c, job.job_id, json)

@@ -20,7 +20,7 @@ from specbatch.jobs.cli.console import (
     say_json,
     stored,
 )
-from specbatch.jobs.cli.outcome import as_json, finish
+from specbatch.jobs.cli.outcome import as_json, finish, known_by_key
 from specbatch.pipeline.observe.terminal.progress import progress_view
 from specbatch.pipeline.runtime.client import Client
 from specbatch.schemas.errors import StoreError, WaitTimeoutError
@@ -52,8 +52,8 @@ def submit_there(
         with if_interrupted(MAYBE_SUBMITTED):
             job, created = c.submit(spec, key)
         with if_interrupted(stored(job.job_id)):
-            known = f"is known by this key and {job.state}: nothing is submitted twice"
-            remark(f"job {job.job_id} {'submitted' if created else known}")
+            known = known_by_key(job, "nothing is submitted twice")
+            remark(f"job {job.job_id} submitted" if created else known)
             with gives_up(job, timeout_sec):
                 said = tell_waiting(settings, c, job)
             if wait:

@@ -127,7 +127,7 @@ def _found(row: JobRow, count: int) -> str:
         return f"job {row.job_id}: {count} unit{'s' if count != 1 else ''} back to work"
     nothing = f"job {row.job_id} is {row.state}: nothing to retry"
     if row.state is JobState.DONE:
-        return nothing
+        return f"{nothing}; to do its rows again, submit a new job with another output"
     return (
         f"{nothing}: `specbatch results {row.job_id} --failed` says what failed; a row that was "
         "refused when it was read needs a corrected input, an output without its form more "

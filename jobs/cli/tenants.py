@@ -179,11 +179,17 @@ def _line(account: Account, budget: Budget) -> str:
     usd = budget_rules.left_usd(account, budget)
     left = [] if tokens is None else [f"{max(0, tokens):,} tokens"]
     left += [] if usd is None else [f"${max(0.0, usd):.4f}"]
+    guess = "" if usd is None or not account.reserved_usd else _guess(account)
     allowed = f"{budget_rules.amounts(budget)} {budget_rules.per(budget.period)}"
     return (
-        f"a budget of {allowed}, {' and '.join(left)} left; "
+        f"a budget of {allowed}, {' and '.join(left)} left{guess}; "
         f"set at {moment(budget.set_at)} by {budget.set_by}: {budget.reason}"
     )
+
+
+def _guess(account: Account) -> str:
+    """What in the dollars that are left is an estimate."""
+    return f" if the groups under way cost ${account.reserved_usd:.4f}, as estimated"
 
 
 def _values(account: Account, weights: Mapping[str, float]) -> dict[str, Any]:

@@ -31,9 +31,11 @@ from specbatch.jobs.client import Outcome, as_spec, spec_from_text
 from specbatch.jobs.dags.airflow_hook import SpecbatchHook, was_killed_in_time
 from specbatch.jobs.dags.airflow_trigger import SpecbatchTrigger
 from specbatch.jobs.dags.attaching import (
+    SPEC_CHANGED,
     Place,
     Verdict,
     attach,
+    check_earlier,
     check_on_partial,
     judge,
     remedy,
@@ -97,11 +99,16 @@ class SpecbatchOperator(BaseOperator):
         try:
             spec = self._job_spec(context)
             client = SpecbatchHook(self.conn_id).get_conn()
-            place = with_input(client, spec, place_of(context), self.poll_sec, self._pause)
+            place = with_input(client, spec, place_of(context))
+            earlier = context["task_state_store"].get(JOB_KEY)
+            replaced = check_earlier(client, spec, place, earlier)
             job_id = attach(client, spec, place, self.on_partial)
         except UsageError as error:  # every try would fail
             raise AirflowFailException(str(error)) from error
         try:
+            if replaced is not None:
+                self.log.info("job %s is cancelled: the spec has changed since", replaced)
+                client.cancel(replaced, SPEC_CHANGED)
             context["ti"].xcom_push(key=JOB_KEY, value=job_id)
             context["task_state_store"].set(JOB_KEY, job_id)
         finally:

@@ -15,14 +15,14 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal
 
-from specbatch.jobs.client import JobClient, Outcome, Standing, Ticket
-from specbatch.schemas.errors import OutputError, StoreError, UsageError
+from specbatch.jobs.client import JobClient, Outcome, Standing
+from specbatch.schemas.errors import JobNotFoundError, OutputError, StoreError, UsageError
 from specbatch.schemas.records import JobState
 from specbatch.schemas.spec import JobSpec
 
 log = logging.getLogger(__name__)
 
-INPUT_CHANGED = "cancelled for another job of its task: its input has changed since it was read"
+SPEC_CHANGED = "cancelled for another job of its task: the task's spec has changed"
 PATIENCE_SEC = 300.0  # a try fails when the store is out of reach for so long
 
 OnPartial = Literal["fail", "succeed", "skip"]
@@ -52,19 +52,14 @@ class Place:
         return f"cancelled with its task in {self.scheduler}"
 
 
-def with_input(
-    client: JobClient,
-    spec: JobSpec,
-    place: Place,
-    poll_sec: float,
-    pause: Callable[[float], object] = time.sleep,
-) -> Place:
+def with_input(client: JobClient, spec: JobSpec, place: Place) -> Place:
     """The place with the number of its job for the input that is there now: the newest one, or a
     new one if the newest has read another version.
 
-    A job that is still open with the earlier version is cancelled, and its end awaited. Where the
-    input is gone or cannot be listed, the newest job stays. Raises `OutputError` where that job
-    holds the output, and `ObjectError` for a store of objects that may answer later.
+    Cancels nothing: a new job needs the output, which the newest one holds, also once it is
+    cancelled. Where the input is gone or cannot be listed, the newest job stays. Raises
+    `OutputError` where that job is still open or its output is in the way, and `ObjectError` for a
+    store of objects that may answer later.
     """
     place, job_id = _newest(client, spec, place)
     read = None if job_id is None else client.version_read(job_id)
@@ -73,18 +68,44 @@ def with_input(
     version = client.input_version(spec)
     if version is None or version == read:
         return place
+    found = client.poll(job_id)
+    if not found.is_final or client.output_holder(spec) == job_id:
+        raise OutputError(_in_the_way(found, spec, "the input has changed since it was read by"))
     log.info("the input has changed since job %s read it: another job is made of it", job_id)
-    if not client.poll(job_id).is_final:
-        log.info("job %s is cancelled, and its end awaited", job_id)
-        client.cancel(job_id, INPUT_CHANGED)
-    ended = _until_final(client, job_id, poll_sec, pause)
-    if client.output_holder(spec) == job_id:
-        raise OutputError(
-            f"the input has changed since job {job_id} read it, and output {spec.output.uri} holds "
-            f"that job, which is {ended.state}: move the output away or name another one, then run "
-            "this task again"
-        )
     return replace(place, number=place.number + 1)
+
+
+def check_earlier(
+    client: JobClient, spec: JobSpec, place: Place, earlier: str | None
+) -> str | None:
+    """The id of an earlier try's job that is still open though this try has another spec, if there
+    is one: nobody waits for it any more. `earlier`: the job that the task had last.
+
+    Raises `OutputError` where that job writes to the output that the spec names.
+    """
+    if earlier is None or client.find(spec.tenant, place.key(spec)) == earlier:
+        return None
+    try:
+        found = client.poll(earlier)
+    except JobNotFoundError:
+        return None
+    if found.is_final:
+        return None
+    if client.writes_to(earlier, spec):
+        raise OutputError(
+            _in_the_way(found, spec, "the spec has changed since it was submitted as")
+        )
+    return earlier
+
+
+def _in_the_way(found: Standing, spec: JobSpec, why: str) -> str:
+    """Why another job cannot be made of a task, and what to do."""
+    job = f"job {found.job_id} of an earlier try, which is {found.state}"
+    ends = "" if found.is_final else f"end it with `specbatch cancel {found.job_id}`, then "
+    return (
+        f"{why} {job} and has output {spec.output.uri}: {ends}move that output away or name "
+        "another one, and run this task again"
+    )
 
 
 def _newest(client: JobClient, spec: JobSpec, place: Place) -> tuple[Place, str | None]:
@@ -103,20 +124,17 @@ def attach(client: JobClient, spec: JobSpec, place: Place, on_partial: OnPartial
         log.info("job %s submitted", job.job_id)
         return job.job_id
     log.info("job %s was submitted by an earlier try and is %s", job.job_id, job.state)
-    if _is_retried(client, spec, job, on_partial) and (units := client.retry(job.job_id)):
+    if _is_retried(job.state, on_partial) and (units := client.retry(job.job_id)):
         log.info("job %s: %d units are retried", job.job_id, units)
     return job.job_id
 
 
-def _is_retried(client: JobClient, spec: JobSpec, job: Ticket, on_partial: OnPartial) -> bool:
-    """Whether a new try does the rest of a job that has ended."""
-    if job.state is JobState.CANCELLED:
-        if client.poll(job.job_id).stop_reason != INPUT_CHANGED:
-            return False
-        # Only if the input is known to be what the job has read once more.
-        return client.input_version(spec) == client.version_read(job.job_id)
-    # The failure that an earlier try reported is the reason for this try.
-    return job.state is JobState.FAILED or (job.state is JobState.PARTIAL and on_partial == "fail")
+def _is_retried(state: JobState, on_partial: OnPartial) -> bool:
+    """Whether a new try does the rest of a job that has ended.
+
+    The failure that an earlier try reported is the reason for this try.
+    """
+    return state is JobState.FAILED or (state is JobState.PARTIAL and on_partial == "fail")
 
 
 def cancel_with_task(client: JobClient, spec: JobSpec, place: Place) -> str | None:

@@ -111,7 +111,7 @@ class SpecbatchResource(ConfigurableResource):
         try:
             try:
                 wanted = as_spec(spec, base)
-                place = with_input(self.client, wanted, place, self.poll_sec)
+                place = with_input(self.client, wanted, place)
                 job_id = attach(self.client, wanted, place, on_partial)
             except UsageError as error:
                 raise Failure(str(error), allow_retries=False) from error

@@ -120,7 +120,7 @@ def _run(
             raise FlowCancelledError("its flow run was cancelled by a user, and its job with it")
 
     try:
-        place = with_input(client, wanted, place, poll_sec, pause)
+        place = with_input(client, wanted, place)
         job_id = attach(client, wanted, place, on_partial)
         get_run_logger().info("waiting for job %s", job_id)
         return wait(client, job_id, place, poll_sec, pause)

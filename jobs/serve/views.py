@@ -156,6 +156,7 @@ class TenantView:
     use: Sequence[tuple[str, TenantUse]]  # by period
     budgets: Sequence[BudgetView]
     reserved_tokens: int
+    reserved_usd: float  # an estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,6 +331,7 @@ class Views:
             [(name, self.store.tenant_use(tenant, since)) for name, since in periods.items()],
             [_budget(account, one) for one in account.budgets],
             account.reserved_tokens,
+            account.reserved_usd,
         )
 
     # --- reviews ----------------------------------------------------------------------------

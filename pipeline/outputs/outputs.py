@@ -141,10 +141,10 @@ class OutputWriter:
         """
         try:
             owner = self._free_or_owner()
+            if owner is not None and not (is_mine(owner) if is_mine else owner == self._job_id):
+                raise self._taken(owner)
         except ObjectError as error:
             raise OutputError(f"output {self._uri} cannot be used: {error}") from error
-        if owner is not None and not (is_mine(owner) if is_mine else owner == self._job_id):
-            raise self._taken(owner)
         if "://" not in self._uri:
             check_writable(Path(self._uri))
             check_writable(Path(self._uri, DATA_FOLDER))
@@ -177,6 +177,11 @@ class OutputWriter:
             return OutputError(
                 f"output {self._uri} holds {owner}, which `specbatch pick` has for another spec or "
                 "input: choose another location"
+            )
+        if self._objects.exists(join(self._uri, MANIFEST)):
+            return OutputError(
+                f"output {self._uri} holds job {owner}, which has ended: choose another location "
+                f"for a new job, or do what that one left undone with `specbatch retry {owner}`"
             )
         return OutputError(
             f"output {self._uri} holds job {owner}: choose another location, or see with "

@@ -101,7 +101,10 @@ def test_each_state_of_a_job_may_be_asked_for() -> None:
 
 
 def test_retry_of_a_finished_job_has_nothing_to_do(cli: Any, made: dict[str, Any]) -> None:
-    sentence = f"job {made['job']} is done: nothing to retry"
+    sentence = (
+        f"job {made['job']} is done: nothing to retry; to do its rows again, submit a new job with "
+        "another output"
+    )
     for flags in ([], ["--local"], ["--local", "--quarantined"]):
         again = cli("retry", made["job"], *flags)
         assert (again.code, again.out.strip(), again.err) == (0, sentence, "")

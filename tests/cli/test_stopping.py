@@ -74,7 +74,9 @@ def test_the_same_key_finds_the_job_and_says_that_nothing_is_done_twice(cli: Any
     keyed = [*job, "--local", "--idempotency-key", "k", "--priority", "low"]
     cli("submit-job", *keyed)
     again = cli("submit-job", *keyed)
-    assert "is known by this key and done: nothing is done again" in again.err.replace("\n", " ")
+    said = again.err.replace("\n", " ")
+    assert "is known by this key and done: nothing is done again" in said
+    assert "to do its rows again, name another key and another output" in said
     assert len(cli("jobs", "--json").json) == 1
 
 

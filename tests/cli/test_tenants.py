@@ -27,7 +27,7 @@ def test_budgets_are_set_listed_and_removed(cli: Any, folder: Path) -> None:
         "tenant acme has a budget of 100 tokens a day, 100 tokens left; set "
     )
     assert done.out.endswith(" by alice@laptop: a plan\n")
-    cli(*to_set, "--period", "total", "--tokens", "1000", "--usd", "2.5")
+    cli(*to_set, "--period", "total", "--tokens", "1000", "--usd", "4.5")
     store = open_store(f"sqlite:///{folder}/specbatch-data/specbatch.db")
     ingest(store, "job-0000001", groups=2)
     work = claim(store)
@@ -36,7 +36,10 @@ def test_budgets_are_set_listed_and_removed(cli: Any, folder: Path) -> None:
     assert claim(store) is not None
     listed = cli("tenants")
     assert listed.out.count("acme") == 3
-    assert "4 tokens left" in listed.out
+    assert "4 tokens left; set" in listed.out
+    under_way = GROUP * 1.0 / 32  # at the price of the tokens that are recorded
+    said = f"and ${3.5 - under_way:.4f} left if the groups under way cost ${under_way:.4f}, as"
+    assert said in " ".join(listed.out.split())
     (acme,) = cli("tenants", "list", "--json").json
     assert (acme["share"], acme["reserved_tokens"]) == (3, GROUP)
     assert acme["spent"]["day"] == {"tokens": 32, "usd": 1.0}
@@ -47,7 +50,7 @@ def test_budgets_are_set_listed_and_removed(cli: Any, folder: Path) -> None:
     assert again.complaint.startswith("tenant acme has no budget for day: ")
     first, second = cli("tenants", "list", "--history").out.splitlines()
     assert first.endswith("ended by alice@laptop: it is over")
-    assert second.startswith("acme: 1,000 tokens and $2.50, total, set at ")
+    assert second.startswith("acme: 1,000 tokens and $4.50, total, set at ")
     store.close()
 
 

@@ -12,12 +12,13 @@ import pytest
 
 from specbatch.jobs.client import JobClient, Outcome, Standing, as_spec
 from specbatch.jobs.dags.attaching import (
-    INPUT_CHANGED,
+    SPEC_CHANGED,
     Place,
     Verdict,
     Watch,
     attach,
     cancel_with_task,
+    check_earlier,
     check_on_partial,
     judge,
     revive,
@@ -99,7 +100,7 @@ def test_another_spec_is_another_job(site: Site, client: JobClient) -> None:
 
 def put(client: JobClient, wanted: JobSpec) -> str:
     """What a try does."""
-    place = with_input(client, wanted, PLACE, 1.0, pause=pytest.fail)
+    place = with_input(client, wanted, PLACE)
     return attach(client, wanted, place, "fail")
 
 
@@ -139,15 +140,16 @@ def test_an_ended_job_whose_output_is_in_the_way_is_named(site: Site, client: Jo
     with pytest.raises(OutputError) as refused:
         put(client, changed)
     assert str(refused.value) == (
-        f"the input has changed since job {first} read it, and output {site.folder}/out holds that "
-        "job, which is done: move the output away or name another one, then run this task again"
+        f"the input has changed since it was read by job {first} of an earlier try, which is done "
+        f"and has output {site.folder}/out: move that output away or name another one, and run "
+        "this task again"
     )
     assert len(site.store.list_jobs()) == 1, "nothing is submitted"
     move_output(site, "the first")
     assert put(client, changed) != first
 
 
-def test_an_open_job_of_an_earlier_input_is_cancelled_and_its_end_awaited(
+def test_an_open_job_of_an_earlier_input_is_named_and_continues(
     site: Site, client: JobClient
 ) -> None:
     wanted = spec(site, "a", "b")
@@ -155,26 +157,66 @@ def test_an_open_job_of_an_earlier_input_is_cancelled_and_its_end_awaited(
     site.work(site.worker("reader", site.host()), Stage.INGEST)
     before = (site.folder / "in.jsonl").stat()
     spec(site, "another one")
-    stood: list[JobState] = []
-
-    def pause(_: float) -> None:
-        stood.append(client.poll(first).state)
-        work(site)
-
-    with pytest.raises(OutputError, match=f"job {first} .* which is cancelled"):
-        with_input(client, wanted, PLACE, 1.0, pause)
-    assert stood == [JobState.RUNNING]
-    assert client.poll(first).stop_reason == INPUT_CHANGED
-    (site.folder / "in.jsonl").unlink()
-    assert put(client, wanted) == first, "nobody knows what the input is now"
-    ended = wait(client, first, PLACE, 1.0, pause=pytest.fail)
-    assert judge(ended, "fail") is Verdict.GIVE_UP
-    assert INPUT_CHANGED in ended.in_words
+    with pytest.raises(OutputError) as refused:
+        put(client, wanted)
+    assert str(refused.value) == (
+        f"the input has changed since it was read by job {first} of an earlier try, which is "
+        f"running and has output {site.folder}/out: end it with `specbatch cancel {first}`, then "
+        "move that output away or name another one, and run this task again"
+    )
+    assert client.poll(first) == Standing(first, JobState.RUNNING), "nothing is cancelled for it"
+    move_output(site, "its parts")  # its end would write there again
+    with pytest.raises(OutputError, match=f"`specbatch cancel {first}`"):
+        put(client, wanted)
     spec(site, "a", "b")
     os.utime(site.folder / "in.jsonl", ns=(before.st_atime_ns, before.st_mtime_ns))
     assert put(client, wanted) == first, "the input is what it has read once more"
     work(site)
     assert client.outcome(first).state is JobState.DONE
+
+
+def test_a_user_ends_an_open_job_of_an_earlier_input_and_the_task_runs_again(
+    site: Site, client: JobClient
+) -> None:
+    wanted = spec(site, "a", "b")
+    first = put(client, wanted)
+    site.work(site.worker("reader", site.host()), Stage.INGEST)
+    spec(site, "another one")
+    client.cancel(first)
+    work(site)
+    with pytest.raises(OutputError, match="which is cancelled and has output"):
+        put(client, wanted)
+    move_output(site, "the first")
+    second = put(client, wanted)
+    work(site)
+    assert client.outcome(second).state is JobState.DONE
+
+
+def test_the_open_job_of_an_earlier_spec_is_found_by_its_id(site: Site, client: JobClient) -> None:
+    first = put(client, spec(site, "a"))
+    moved = spec(site, "a", sampling={"max_tokens": 5}, output={"uri": "other"})
+    assert check_earlier(client, moved, PLACE, None) is None, "nobody knows of one"
+    assert check_earlier(client, moved, PLACE, "gone") is None
+    assert check_earlier(client, spec(site, "a"), PLACE, first) is None, "it is this try's own"
+    assert check_earlier(client, moved, PLACE, first) == first
+    client.cancel(first, SPEC_CHANGED)
+    work(site)
+    assert check_earlier(client, moved, PLACE, first) is None, "it has ended"
+
+
+def test_the_open_job_of_an_earlier_spec_with_the_same_output_is_named(
+    site: Site, client: JobClient
+) -> None:
+    first = put(client, spec(site, "a"))
+    changed = spec(site, "a", sampling={"max_tokens": 5})
+    with pytest.raises(OutputError) as refused:
+        check_earlier(client, changed, PLACE, first)
+    assert str(refused.value) == (
+        f"the spec has changed since it was submitted as job {first} of an earlier try, which is "
+        f"queued and has output {site.folder}/out: end it with `specbatch cancel {first}`, then "
+        "move that output away or name another one, and run this task again"
+    )
+    assert client.poll(first) == Standing(first, JobState.QUEUED)
 
 
 def test_an_input_that_is_gone_leaves_the_job_that_read_it(site: Site, client: JobClient) -> None:

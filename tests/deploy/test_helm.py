@@ -58,6 +58,18 @@ def test_with_its_own_values_the_chart_renders_the_manifests() -> None:
     assert not made
 
 
+def test_a_store_is_migrated_before_an_upgrade_and_after_an_install() -> None:
+    made = [d for name, text in MANIFESTS.items() for d in _rendered(name, text)]
+    hooks = {
+        d["metadata"]["name"]: d["metadata"]["annotations"]["helm.sh/hook"]
+        for d in made
+        if "helm.sh/hook" in d["metadata"].get("annotations", {})
+    }
+    # Workers wait for it: an upgrade that waits for them could not end if it came after them. What
+    # it needs is no hook, so an install has it only afterwards.
+    assert hooks == {"migrate": "post-install,pre-upgrade"}
+
+
 def test_helm_itself_renders_the_same() -> None:
     ours = [d for name, text in MANIFESTS.items() for d in _rendered(name, text)]
     assert _by_helm() == {(d["kind"], d["metadata"]["name"]): d for d in ours}

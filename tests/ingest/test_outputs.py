@@ -154,8 +154,22 @@ def test_another_jobs_output_is_refused(place: tuple[Objects, str]) -> None:
     objects, uri = place
     OutputWriter(objects, uri, "job-a").claim()
     OutputWriter(objects, uri, "job-a").claim()
-    with pytest.raises(OutputError, match="holds job job-a"):
+    with pytest.raises(OutputError, match=r"holds job job-a: .* how to resume"):
         OutputWriter(objects, uri, "job-b").claim()
+
+
+def test_the_output_of_a_job_that_has_ended_is_refused_and_its_rest_can_be_done(
+    place: tuple[Objects, str],
+) -> None:
+    objects, uri = place
+    OutputWriter(objects, uri, "job-a").write(COMPLETIONS, REJECTED)
+    for refuse in (OutputWriter.claim, OutputWriter.check):
+        with pytest.raises(OutputError) as refused:
+            refuse(OutputWriter(objects, uri, "job-b"))
+        assert str(refused.value) == (
+            f"output {uri} holds job job-a, which has ended: choose another location for a new "
+            "job, or do what that one left undone with `specbatch retry job-a`"
+        )
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from typing import Any
 import pytest
 from contracts.shorthand import claim, ingest, verified
 from ledger.builders import JOB, NO_TIME, RESULTS, completion, new_job
-from sqlalchemy import inspect, text
+from sqlalchemy import event, inspect, text
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import Pool
 
 from specbatch.pipeline.ledger.sql import migrate
 from specbatch.pipeline.ledger.sql.databases import make_engine
@@ -155,6 +157,23 @@ def test_a_migrated_database_needs_no_further_migration(url: str) -> None:
     migrate.upgrade(url)
     assert migrate.current(url) == migrate.head() == "0028"
     assert check(url) == []
+
+
+def test_an_up_to_date_database_is_opened_and_used_over_one_connection(url: str) -> None:
+    migrate.upgrade(url)
+    made: list[object] = []
+
+    def note(connection: object, _record: object) -> None:
+        made.append(connection)
+
+    event.listen(Pool, "connect", note)
+    try:
+        with closing(migrate.open_store(url)) as store:
+            store.create_job(new_job())
+            assert store.get_job(JOB).job_id == JOB
+    finally:
+        event.remove(Pool, "connect", note)
+    assert len(made) == 1
 
 
 def test_a_migrated_schema_is_the_schema_of_the_tables(url: str) -> None:

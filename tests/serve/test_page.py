@@ -12,6 +12,7 @@ from urllib.parse import quote
 import orjson
 import pytest
 from contracts.shorthand import found
+from contracts.test_budgets import GROUP, ingest
 from ledger.builders import LEASE_SEC, completion
 from serve.conftest import KEY, Made, made_service
 from serve.test_sign_in import MODELS
@@ -169,6 +170,24 @@ def test_the_tenants_page_has_its_budgets_and_no_others(store: Any, visitor: Vis
     assert f"a month 10,000 {10_000 - spent:,} any any" in text
     assert "in all any any $5.00 $" in text
     assert "777" not in text
+
+
+def test_the_tenants_page_says_what_of_its_balance_is_an_estimate(
+    store: Any, visitor: Visitor
+) -> None:
+    done = [replace(completion(row), reused_from=None) for row in range(4)]
+    done_job(store, job_id(1), done)
+    tenant = store.get_job(job_id(1)).tenant
+    store.set_budget(tenant, Period.TOTAL, None, 50.0, "agreed")
+    ingest(store, job_id(2), tenant)
+    lost = store.claim_next(Stage.VERIFY, "big", "lost", 0.0)
+    assert lost is not None, "its lease has run out"
+    (account,) = store.tenant_accounts(tenant)
+    assert (account.reserved_tokens, account.spent[Period.TOTAL].usd) == (GROUP, 1.0)
+    text = visitor.page("/tenants").text
+    assert f"{GROUP} tokens are reserved for groups under way" in text
+    assert f"their cost, ${account.reserved_usd:.2f}, is an estimate" in text
+    assert "lost with their worker are not charged" in text
 
 
 def test_a_rollout_shows_how_its_candidate_does(store: Any, visitor: Visitor) -> None:

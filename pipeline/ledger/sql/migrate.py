@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 from alembic import command
 from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import Connection, Engine, make_url
 from tenacity import retry, retry_if_exception, stop_after_delay, wait_random_exponential
 
+from specbatch.pipeline.ledger.sql import reading
 from specbatch.pipeline.ledger.sql.databases import WRITES, make_engine
 from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.pipeline.ledger.sql.transactions import (
@@ -52,14 +52,13 @@ def open_store(
     lineage: bool = False,
     site: Site | None = None,
 ) -> SqlStore:
-    """A store ready for use; with `migrate`, its tables are made or brought up to date first.
+    """A store ready for use; with `migrate`, its tables are made or brought up to date first. One
+    that is up to date is asked over the connection that the store then uses.
 
     `weights` are the tenants' shares; `cipher` encrypts texts; `actor` is whom the audit log names;
     `lineage`: jobs are told to OpenLineage; `site`: where the worker is that claims.
     """
-    if migrate:
-        upgrade(url)
-    return SqlStore(
+    store = SqlStore(
         url,
         max_attempts,
         clock=clock,
@@ -69,6 +68,13 @@ def open_store(
         lineage=lineage,
         site=site,
     )
+    try:
+        if migrate and store.revision() != head():
+            upgrade(url)
+    except BaseException:
+        store.close()
+        raise
+    return store
 
 
 def _is_transient(error: BaseException) -> bool:
@@ -137,7 +143,7 @@ def _grant(url: str, asking: Asking) -> list[str]:
 def current(url: str, asking: Asking = NOBODY) -> str | None:
     """The database's revision; None when it was never migrated."""
     with connected(url, asking=asking) as connection:
-        return MigrationContext.configure(connection).get_current_revision()
+        return reading.revision(connection)
 
 
 @cache  # reading all migrations takes longer than most commands' work in the store

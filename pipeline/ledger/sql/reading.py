@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection, case, null, or_, select, type_coerce
 
 from specbatch.pipeline.ledger import rules
@@ -101,6 +102,11 @@ def kept_rows(conn: Connection, job_id: str, index: int | None = None) -> set[in
         .distinct()
     )
     return set(rows)
+
+
+def revision(conn: Connection) -> str | None:
+    """The database's revision; None when it was never migrated."""
+    return MigrationContext.configure(conn).get_current_revision()
 
 
 def job_of_key(conn: Connection, key: str) -> JobRow | None:

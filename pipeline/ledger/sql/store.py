@@ -141,6 +141,7 @@ class SqlStore:
     get_job = _reads(jobs.row)
     jobs_of_ids = _reads(jobs.of_ids)
     job_of_key = _reads(reading.job_of_key)
+    revision = _reads(reading.revision)
     list_jobs = _reads(jobs.newest)
     progress = _reads(sql_figures.progress)
     progress_of = _reads(sql_figures.progress_of)

@@ -20,6 +20,8 @@ from conftest import GROUP, WAIT_SEC, Site
 from killing import MOMENTS, killed_while
 from supervising import children
 
+from specbatch.jobs.dags.attaching import SPEC_CHANGED
+
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[2] / "jobs" / "examples" / "airflow_nightly.py"
 _days = iter(range(10_000))
@@ -117,6 +119,16 @@ class Airflow:
         with create_session() as session:
             found = select(TaskStateStoreModel).filter_by(dag_id=dag_id, run_id=run_id)
             return {row.key: json.loads(row.value) for row in session.scalars(found)}
+
+    def set_conf(self, dag_id: str, run_id: str, **conf: Any) -> None:
+        """Change what its specs are made of, as a change of the DAG's file does."""
+        from airflow.models.dagrun import DagRun
+        from airflow.utils.session import create_session
+        from sqlalchemy import select
+
+        with create_session() as session:
+            run = session.scalar(select(DagRun).filter_by(dag_id=dag_id, run_id=run_id))
+            run.conf = conf
 
     def set_state(self, dag_id: str, run_id: str, state: str, tries: int = 0) -> None:
         """As the scheduler does, and the UI for "mark as failed"."""
@@ -308,6 +320,31 @@ def test_a_task_that_is_killed_and_retried_goes_on_with_its_job_and_pays_once(
     outcome = site.client.outcome(job)
     assert ran.xcoms["job"] == outcome.as_json()
     assert (outcome.completions, outcome.completion_tokens) == (4 * GROUP, 4 * GROUP * 12)
+
+
+def test_a_try_with_another_spec_ends_the_job_of_the_try_before(
+    airflow: Airflow, site: Site
+) -> None:
+    conf = conf_of(site, site.prompts(4 * GROUP))
+    run = airflow.begin("waits_in_the_task", **conf)
+    first = airflow.start("waits_in_the_task", run)
+    job = site.freeze_in_the_middle(conf["output"])
+    try:
+        (task,) = children(first.pid)
+        os.kill(task, signal.SIGKILL)
+        first.join(WAIT_SEC)
+        other = conf | {"output": conf["output"] + "-other"}
+        airflow.set_conf("waits_in_the_task", run, **other)
+        second = airflow.start("waits_in_the_task", run)
+        site.until(lambda: site.client.poll(job).stop_reason, "the job to be cancelled")
+    finally:
+        site.thaw()
+    second.join(WAIT_SEC)
+    assert second.exitcode == 0
+    assert site.end(job).stop_reason == SPEC_CHANGED
+    (new,) = site.jobs(other["output"])
+    assert site.end(new).state == "done"
+    assert airflow.task_state("waits_in_the_task", run) == {"job_id": new}
 
 
 def test_a_job_is_cancelled_when_a_user_ends_its_running_task(airflow: Airflow, site: Site) -> None:

@@ -122,7 +122,7 @@ def test_an_input_that_changed_between_two_tries_is_not_taken_for_the_one_before
 
     failed = night(return_state=True).result(raise_on_failure=False)
     assert isinstance(failed, GaveUpError)
-    assert f"changed since job {ended[0]} read it, and output" in str(failed)
+    assert f"changed since it was read by job {ended[0]} of an earlier try" in str(failed)
     assert len(site.jobs(spec["output"]["uri"])) == 1
 
 

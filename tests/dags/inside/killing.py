@@ -35,7 +35,7 @@ def killed_while(site: Site, moment: str, by_a_user: bool) -> str:
 
     ti = SimpleNamespace(dag_id="dag", run_id=f"{by_a_user}", task_id=moment, map_index=-1)
     ti.xcom_push = kill_at_the_end_of(lambda **_: None, "storing_id")
-    store = SimpleNamespace(set=lambda *_: None)
+    store = SimpleNamespace(get=lambda _: None, set=lambda *_: None)
     context: Any = {"ti": ti, "dag": None, "task_state_store": store}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(airflow, "was_killed_in_time", lambda *_: by_a_user)
