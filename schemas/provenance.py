@@ -70,7 +70,7 @@ class Provenance:
     """
 
     steps: tuple[int, ...] = ()  # [passes] number of the verifier's pass, in its process
-    pass_ticks: tuple[int, ...] = ()  # [passes] the completion's share of that step
+    pass_ticks: tuple[int, ...] = ()  # [passes] its share of that pass; of one call, equal
     sources: tuple[str, ...] = ()  # names of the proposers that drafted for it
     makers: tuple[int, ...] = ()  # [passes with a draft] whose it was: index in `sources`
     drafted: tuple[int, ...] = ()  # [passes with a draft] its tokens

@@ -17,7 +17,7 @@ static Fed fed_of(int64_t *space, int64_t count) {
                  narrow, narrow + count, narrow + 2 * count};
 }
 
-// Feed row i the token that was sampled in row from[i], which never falls, for the `n` rows that continue.
+// Row i of the next pass gets the token sampled in row from[i], for the `n` rows that continue. `from` ascends.
 static void feed(Batch *batch, Sampling *s, Fed *fed, const int32_t *from, int n) {
     int64_t *counters = (int64_t *)s->counters;
     for (int i = 0; i < n; i++) {
@@ -62,8 +62,8 @@ static int among(int64_t token, const int64_t *ids, const int64_t *end) {
 }
 
 // As `draft`, but every sequence has a limit of its own, and ends with one of its stop tokens or with
-// logits that are NaN. Row p of `tokens` and `logprobs` is of pass p, and made[i] of its entries in column
-// i count. Parameters of sampling move with their rows, so they and the counters are copies.
+// logits that are NaN. Row p of `tokens` and `logprobs` is of pass p; the first made[i] entries of column i
+// are valid. Parameters of sampling and counters move with their rows: the caller passes copies.
 EXPORT int NAME(generate)(const Model *m, Batch *batch, Sampling *s, const int32_t *limits,
                        const int64_t *stop_starts, const int64_t *stops, int64_t *space, int64_t *tokens,
                        float *logprobs, int32_t *made, int threads) {

@@ -18,6 +18,6 @@ class Stops(NamedTuple):
 class Generated(NamedTuple):
     """Of every sequence: its first `made[i]` entries are decided, the others mean nothing."""
 
-    tokens: list[list[int]]  # [num_seqs, passes]
-    logprobs: list[list[float]]  # [num_seqs, passes]
+    tokens: list[list[int]]  # [num_seqs, made or more]
+    logprobs: list[list[float]]  # [num_seqs, made or more]
     made: list[int]  # [num_seqs], at least 1

@@ -365,7 +365,8 @@ class EngineStats:
     verifier_passes: int = 0  # (sequence, pass) pairs that decided tokens
     busy_sec: float = 0.0
     time: list[int] = field(default_factory=lambda: [0] * 6)  # ticks by kind, as `Ticks` has them
-    forward_sec: float = 0.0  # the verifier's forward passes alone; on a GPU, queueing them
+    # The verifier's forward passes, with sampling where several are one call; on a GPU, queueing.
+    forward_sec: float = 0.0
     reused_tokens: int = 0  # of prompts and preempted sequences: the verifier's KV was there
     checked_tokens: int = 0  # rechecked, where bits may depend on the batch
     differing_tokens: int = 0  # of those, decided otherwise the second time

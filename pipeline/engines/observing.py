@@ -100,13 +100,12 @@ class Watch:
         passes, depths = [], Counter[tuple[str, int]]()
         for part in parts:
             drafted = list(map(len, part.drafts))
-            made = part.passes_made
             passes.append((sum([p.take for p in part.plan]) + sum(drafted), len(part.plan)))
             depths.update(zip([draft.proposer for draft in part.drafts], drafted, strict=True))
-            for later in range(1, made):
-                left = sum(tokens > later for tokens in part.emitted.values())
-                passes.append((left, left))
-                depths["", 0] += left
+            for later in range(1, part.passes_made):
+                if left := sum(tokens > later for tokens in part.emitted.values()):
+                    passes.append((left, left))
+                    depths["", 0] += left
         before, self._reported = self._reported, self._counts()
         self._stats.kv_blocks = self._count_blocks()
         self._observer.stepped(

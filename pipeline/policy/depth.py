@@ -170,13 +170,13 @@ class DepthSchedule:
         """Whether nothing is drafted, but for what is tried."""
         return not any(self.depths)
 
-    def control_every(self, settling: int) -> int:
+    def control_every(self, passes: int) -> int:
         """One step in so many begins to go at depth 0, by chance: the more, the less is lost by it.
-        `settling`: steps before the one that is measured."""
+        `passes`: of the control and of what settles before it."""
         least, most = tuning.CONTROL_EVERY_STEPS
         if not self.weighed:
             return most
-        return int(min(max((self.gain - 1.0) * (1 + settling) / tuning.CONTROL_SHARE, least), most))
+        return int(min(max((self.gain - 1.0) * passes / tuning.CONTROL_SHARE, least), most))
 
     def opened(self, depths: tuple[int, ...], steps: int) -> DepthSchedule:
         """The same schedule behind so many steps of other depths."""

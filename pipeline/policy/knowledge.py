@@ -36,7 +36,7 @@ class Knowledge:
     def state(self) -> dict[str, Any]:
         """What `restored` needs, as JSON knows it."""
         return {
-            "step_time": self.step_time.state(),
+            "pass_time": self.step_time.state(),
             "draft_times": {name: cost.state() for name, cost in self.draft_times.items()},
             "acceptance": {
                 name: {"agreed": a.agreed, "tested": a.tested}
@@ -48,7 +48,9 @@ class Knowledge:
     @classmethod
     def restored(cls, state: dict[str, Any]) -> Knowledge:
         """From `state`. Raises `KeyError`, `TypeError` or `ValueError` if it is something else."""
-        knowledge = cls(StepTime.restored(state["step_time"]))
+        # Older prices ("step_time") had the time between passes in them.
+        known = state.get("pass_time")
+        knowledge = cls(StepTime.restored(known) if known is not None else StepTime())
         for name, cost in state["draft_times"].items():
             knowledge.draft_time_of(name).restore(cost)
         for name, counts in state["acceptance"].items():

@@ -51,8 +51,8 @@ STALE_OPTIMISM = 0.25  # of a stale price, that may not be there any more
 BEYOND_OPTIMISM = 0.5  # of the line's rise beyond all sizes seen, that may not be there
 
 # --- passes without drafts -----------------------------------------------------------------------
-PASSES_AT_ONCE = 8  # in one call: then Python takes an eighth of its time between them
-SEVERAL_SEC = 0.1  # that such a call may take: so long the engine hears nobody
+PASSES_AT_ONCE = 8  # in one call, so that Python's part of each is an eighth
+SEVERAL_SEC = 0.1  # that such a call may take: requests and cancellations wait for it
 
 # --- depth --------------------------------------------------------------------------------------
 MAX_DEPTH = 16  # draft tokens per sequence and step: hardly any deeper one is worth its price

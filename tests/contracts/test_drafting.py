@@ -241,8 +241,8 @@ GARBAGE: list[Any] = [
     [],
     "words",
     3,
-    {"step_time": {"drafted": 1, "noise": 0.1, "cells": []}, "draft_times": [], "acceptance": {}},
-    {"step_time": [], "draft_times": {}, "acceptance": {}},
+    {"pass_time": {"drafted": 1, "noise": 0.1, "cells": []}, "draft_times": [], "acceptance": {}},
+    {"pass_time": [], "draft_times": {}, "acceptance": {}},
 ]
 
 

@@ -324,7 +324,7 @@ def test_what_a_worker_learned_of_its_machine_is_read_by_the_next_or_written_ane
         inspect_model(str(m)).fingerprint.digest[:16] in models for m in (demo.VERIFIER, demo.DRAFT)
     )
     assert engine in ("bfloat16 bitwise", "float32 bitwise"), "of the class that the job pinned"
-    assert state["step_time"]["cells"]
+    assert state["pass_time"]["cells"]
 
     with night.worker():
         assert night.run(depth="off", tokens=80).outputs == first.outputs
@@ -332,7 +332,7 @@ def test_what_a_worker_learned_of_its_machine_is_read_by_the_next_or_written_ane
     assert known()[0] == key
     assert known()[1] != state, "the second added to what the first knew"
 
-    night.store.keep_knowledge(key, {"step_time": 3, "draft_times": [], "acceptance": None})
+    night.store.keep_knowledge(key, {"pass_time": 3, "draft_times": [], "acceptance": None})
     with night.worker():
         assert night.run(tokens=80).outputs == first.outputs
         assert night.run(depth="off", tokens=80).outputs == first.outputs

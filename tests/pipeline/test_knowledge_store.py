@@ -86,10 +86,10 @@ def test_the_newest_of_several_stays() -> None:
     "broken",
     [
         {},
-        {"step_time": []},
+        {"pass_time": []},
         {**Knowledge().state(), "draft_times": []},
         {**Knowledge().state(), "acceptance": {"block": 3}},
-        {**Knowledge().state(), "step_time": {"drafted": 1, "noise": 0.1, "cells": [[1, 2]]}},
+        {**Knowledge().state(), "pass_time": {"drafted": 1, "noise": 0.1, "cells": [[1, 2]]}},
     ],
 )
 def test_something_else_in_the_store_is_ignored_with_a_warning(

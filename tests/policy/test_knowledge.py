@@ -71,13 +71,23 @@ def _taught() -> dict[str, Any]:
     return dict(json.loads(json.dumps(knowledge.state())))
 
 
+def test_older_prices_of_passes_are_forgotten_and_the_rest_is_kept() -> None:
+    """They had the time between two passes in them, which several in one call do not take."""
+    state = _taught()
+    state["step_time"] = state.pop("pass_time")
+    again = Knowledge.restored(state)
+    assert again.step_time.observations == 0
+    assert again.state()["acceptance"] == state["acceptance"]
+    assert again.state()["draft_times"] == state["draft_times"]
+
+
 WRONG: dict[str, tuple[tuple[Any, ...], Any]] = {
-    "nothing": (("step_time",), {}),
-    "no time": (("step_time", "cells", 0, 4), 0.0),
-    "not a number": (("step_time", "cells", 0, 4), float("nan")),
-    "never seen": (("step_time", "cells", 0, 5), 0),
-    "a short cell": (("step_time", "cells", 0), [1, 2]),
-    "noise": (("step_time", "noise"), float("inf")),
+    "nothing": (("pass_time",), {}),
+    "no time": (("pass_time", "cells", 0, 4), 0.0),
+    "not a number": (("pass_time", "cells", 0, 4), float("nan")),
+    "never seen": (("pass_time", "cells", 0, 5), 0),
+    "a short cell": (("pass_time", "cells", 0), [1, 2]),
+    "noise": (("pass_time", "noise"), float("inf")),
     "fewer weights": (("draft_times", "draft-model", "weights"), [1e-4]),
     "an infinite weight": (("draft_times", "draft-model", "moment", 0), float("inf")),
     "a square that is none": (("draft_times", "draft-model", "gram"), [1.0]),

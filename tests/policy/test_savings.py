@@ -346,7 +346,7 @@ def test_a_control_of_several_passes_counts_as_one_pass_of_its_mean_length() -> 
     for passes in (1, 4):
         controls = Controls()
         part = Part(2.0 * passes, 10 * passes, 10)
-        controls.step(Arm.CONTROL, 9.0, 1.0, 0.25, {"job": part}, passes)
+        controls.step(Arm.CONTROL, 9.0, 1.0, 0.25, {"job": part}, several=passes > 1)
         controls.step(Arm.DRAFTS, 9.0, 1.0, 0.0, {"job": Part(3.0, 20, 10)})
         assert controls.level == 1.5
         sums.append(controls.take("job"))

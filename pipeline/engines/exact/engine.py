@@ -1,4 +1,6 @@
-"""The verify engine: one ragged forward pass per step over every sequence of every group.
+"""The verify engine: each step is one ragged forward pass over every sequence of every group.
+
+Without drafts a step may be several passes.
 
 The engine knows nothing of Celery, SQL or text. Read `step` first: it is the table of contents.
 """
@@ -71,8 +73,8 @@ class Engine:
     ) -> None:
         """Every `drift_every` steps, `observer` also hears how far a draft model has drifted.
 
-        A step without drafts makes up to `passes_at_once` passes, where its runner can: Python
-        takes a quarter of a small model's step.
+        A step without drafts makes up to `passes_at_once` passes, where its runner can: between
+        two passes of a small model, Python takes up to two fifths of the time.
         """
         self._runner = runner
         self._rechecker = rechecker
@@ -90,7 +92,9 @@ class Engine:
         self._passes_at_once = passes_at_once if runner.runs_several else 1
         self._rejected: list[Completion] = []
         self.stats = EngineStats()
-        self._accounts = StepAccounts(self.stats, self._speculator.knowledge.step_time)
+        self._accounts = StepAccounts(
+            self.stats, self._speculator.knowledge.step_time, self._passes_at_once > 1
+        )
         self._watch: Watch | None = None
         if observer is not None:
             self._watch = Watch(
@@ -186,7 +190,10 @@ class Engine:
         """Load what the next step needs. It is loaded already."""
 
     def step(self) -> list[Completion]:
-        """Run one pass over what is scheduled and commit its tokens; returns what finished."""
+        """Run a pass, or several, over what is scheduled and commit their tokens.
+
+        Returns what finished.
+        """
         step = self._schedule_and_propose()
         if not step.plan:
             return self._take_rejected()
@@ -224,8 +231,8 @@ class Engine:
         return [part for part, _ in parts]
 
     def _decide_several(self, step: Step) -> bool:
-        """Make several passes in one call and commit their tokens, where no pass needs more than
-        the one before it has decided. False: nothing has changed."""
+        """Make several passes in one call and commit their tokens, where each needs only the tokens
+        of the one before. False: no sequence has changed."""
         if (passes := self._passes_of(step)) < 2:
             return False
         deciding, runner = step.deciding, self._runner
@@ -238,22 +245,27 @@ class Engine:
         try:
             generated = runner.generate(chunks, limits, columns.stops, counters, rows)
         except Exception as error:
-            log.warning("%d passes at once raised, trying one", passes, exc_info=error)
+            log.warning("several passes in one call raised: one at a time now", exc_info=error)
+            self._passes_at_once, step.ordinary = 1, False
+            self.stats.raised_passes += 1
             return False
         step.pass_ticks = now() - begun
         self.stats.forward_sec += time.perf_counter() - began
         self._budget.passed()
         step.passes_made = max(generated.made)
+        self._speculator.on_passes(step.draft_plan.arm, step.passes_made)
         self._commit_several(step, generated)
         return True
 
     def _passes_of(self, step: Step) -> int:
         """How many passes the step may make at once."""
         most = self._passes_at_once
-        if most < 2 or not (step.draft_plan.runs_on and step.decoding) or step.is_watched:
+        if most < 2 or not (step.draft_plan.multi_step and step.decoding) or step.is_watched:
             return 1
-        if not self._columns.of(step.deciding, self._runner.device).runs_on:
+        if not self._columns.of(step.deciding, self._runner.device).multi_step:
             return 1
+        if not all(sequence.num_output for sequence in step.deciding):
+            return 1  # a first token is not kept waiting
         return self._accounts.passes_within(tuning.SEVERAL_SEC, len(step.deciding), most)
 
     def _commit_several(self, step: Step, generated: Generated) -> None:

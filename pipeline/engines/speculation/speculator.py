@@ -105,6 +105,7 @@ class Speculator:
         self._own: dict[Sequence, dict[str, Own]] = {}  # by proposer
         self._tracks: dict[Sequence, Track] = {}  # of the draft that is being verified
         self._control_every = tuning.FIRST_CONTROL_EVERY
+        self._control_passes = 1  # that a control makes in one call
         self._replans = 0
 
     def propose(
@@ -126,7 +127,7 @@ class Speculator:
         )
         if not (self.proposers and asking):
             self._settling = 0
-            return DraftPlan(nothing, runs_on=True)
+            return DraftPlan(nothing, multi_step=True)
         self.steps += 1
         drafting_sec = replanning_sec = 0.0
         if replans := self._must_replan(len(deciding)):
@@ -147,8 +148,8 @@ class Speculator:
         if any(sequence.request.depth for sequence in deciding):
             arm = Arm.APART
         elif self._pauses:
-            runs_on = not (arm is Arm.SETTLING or self._shadowing or self._pairing)
-            return DraftPlan(nothing, arm, self._odds, drafting_sec, replanning_sec, runs_on)
+            multi_step = not (arm is Arm.SETTLING or self._shadowing or self._pairing)
+            return DraftPlan(nothing, arm, self._odds, drafting_sec, replanning_sec, multi_step)
         drafts, took = self._drafted(deciding, room)
         return DraftPlan(drafts, arm, self._odds, drafting_sec + took, replanning_sec)
 
@@ -173,6 +174,12 @@ class Speculator:
         for proposer in chosen:
             took += self._ask(proposer, asked[proposer.name], deciding, drafts, sharing)
         return drafts, took
+
+    def on_passes(self, arm: Arm, passes: int) -> None:
+        """The last step made so many passes in one call: each counts as a step."""
+        self.steps += passes - 1
+        if arm is Arm.CONTROL:
+            self._control_passes = passes
 
     def on_verified(self, sequence: Sequence, draft: Draft, accepted: int) -> None:
         """The verdict on a draft: estimates learn, proposers drop what was rejected."""
@@ -488,7 +495,9 @@ class Speculator:
         self._take(chosen, picked, len(deciding))
         settling = self._controller.settling_steps(len(deciding))
         self._control_every = (
-            chosen.control_every(settling) if known else tuning.FIRST_CONTROL_EVERY
+            chosen.control_every(settling + self._control_passes)
+            if known
+            else tuning.FIRST_CONTROL_EVERY
         )
         if chosen.weighed and picked:
             if is_full:  # a few cannot pay for a draft model's call

@@ -56,8 +56,8 @@ class DraftPlan:
     odds: float = 0.0  # of drafting in this step, by those of its being a control
     drafting_sec: float = 0.0  # in models of proposers …
     replanning_sec: float = 0.0  # … and in choosing who drafts
-    # Nothing is drafted or compared: of several passes each needs only the tokens of the last one.
-    runs_on: bool = False
+    # Nothing is verified, or drafted in shadow: each pass needs only the tokens of the one before.
+    multi_step: bool = False
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class Step:
     pass_ticks: int = 0  # of a pass that did not raise, until its verdict is on the host
     emitted: dict[Sequence, int] = field(default_factory=dict)  # tokens decided
     passes_made: int = 1  # in one call
-    is_watched: bool = False  # the drift of a draft model is measured with its logits
+    is_watched: bool = False  # its logits show how far a draft model has drifted
     ordinary: bool = True  # one call did it all, recorded before; else its times say nothing
 
     @property

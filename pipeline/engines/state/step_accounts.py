@@ -14,12 +14,19 @@ from specbatch.pipeline.policy.costs.controls import Arm, Controls, Measured, Pa
 from specbatch.pipeline.policy.step_cost import StepTime
 from specbatch.schemas.provenance import TICKS_PER_SEC
 
+WHOLE = 0.75  # of its sequences that several passes must hold, on average, to be a measurement
+
 
 class StepAccounts:
     """Shares the time of steps among their sequences, and compares drafted steps with depth 0."""
 
-    def __init__(self, stats: EngineStats, step_time: StepTime) -> None:
-        """`stats` counts steps and time; `step_time` learns from ordinary steps."""
+    def __init__(self, stats: EngineStats, step_time: StepTime, multi_step: bool = False) -> None:
+        """`stats` counts steps and time; `step_time` learns from ordinary steps.
+
+        `multi_step`: depth 0 makes several passes in one call, so that a lone one is no measure
+        of it.
+        """
+        self._multi_step = multi_step
         self._stats = stats
         self._step_time = step_time
         self._book = TimeBook(stats.time)
@@ -64,11 +71,18 @@ class StepAccounts:
         # A prompt's rows are cheaper, for they need no logits: only these steps are measurements.
         count, rows = len(step.deciding), len(step.plan) + sum(map(len, step.drafts))
         price = self._price(count)  # of before this step
-        if step.draft_plan.arm is not Arm.SETTLING and _is_whole(step):
+        if step.draft_plan.arm is not Arm.SETTLING and self._is_measure(step, rows > count):
             taken = ticks / TICKS_PER_SEC - _beside_depth_0(step)
-            self._step_time.observe(rows, count, taken / step.passes_made)
+            self._step_time.observe(rows, count, taken / _passes(step))
         if step.draft_plan.arm is not Arm.APART:
             self._compare(step, ticks, shares, price)
+
+    def _is_measure(self, step: Step, drafted: bool) -> bool:
+        """Whether its time tells the price of such passes."""
+        if step.passes_made > 1:
+            return _passes(step) >= WHOLE * step.passes_made
+        is_lone = step.draft_plan.arm is Arm.DRAFTS or step.is_watched
+        return drafted or not (self._multi_step and is_lone)
 
     def _compare(self, step: Step, ticks: int, shares: Seq[int], price_sec: float) -> None:
         """Note what a decoding step took, beside what its tokens would have taken at depth 0."""
@@ -85,8 +99,8 @@ class StepAccounts:
         for sequence, share in zip(step.deciding, shares, strict=True):
             sequence.decode_sec += share / TICKS_PER_SEC
         parts = self._parts(step, ticks, shares)
-        passes = sum(step.emitted.values()) / count if step.passes_made > 1 else 1.0
-        self._controls.step(arm, step.draft_plan.odds, price_sec, beside, parts, passes)
+        several = step.passes_made > 1
+        self._controls.step(arm, step.draft_plan.odds, price_sec, beside, parts, several)
 
     def _parts(self, step: Step, ticks: int, shares: Seq[int]) -> dict[str, Part]:
         """A step's time, tokens and sequences by job; mostly there is one."""
@@ -108,7 +122,8 @@ def _beside_depth_0(step: Step) -> float:
     return step.drafting_ticks / TICKS_PER_SEC + step.draft_plan.replanning_sec
 
 
-def _is_whole(step: Step) -> bool:
-    """Whether each of its passes held all of its sequences."""
-    count = len(step.deciding)
-    return step.passes_made == 1 or sum(step.emitted.values()) == count * step.passes_made
+def _passes(step: Step) -> float:
+    """The passes that it made, as if all of its sequences had been in each of them."""
+    if step.passes_made == 1:
+        return 1.0
+    return sum(step.emitted.values()) / len(step.deciding)

@@ -146,9 +146,9 @@ class Controls:
         price_sec: float,
         beside: float,
         parts: Mapping[str, Part],
-        passes: float = 1.0,
+        several: bool = False,
     ) -> None:
-        """A step without prompts, of so many passes over its sequences: several only at depth 0.
+        """A step without prompts. `several`: it made a pass for each token of a sequence.
 
         `price_sec`: the policy's for a pass at depth 0, before it was met.
         `beside`: the share of its time that went into drafts and choosing them. `parts` by job."""
@@ -162,7 +162,8 @@ class Controls:
                 continue
             _add(sums, 11, part.seconds, part.tokens, part.seconds * own)
             if arm is Arm.CONTROL:
-                taken = odds * part.seconds * own / passes
+                passes = part.tokens / part.sequences if several else 1.0
+                taken = odds * part.seconds * own / passes if passes else 0.0
                 price = odds * price_sec * part.sequences / count
                 squares = (taken * taken, taken * price, price * price)
                 _add(sums, 5, 1.0, taken, price, *squares)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -51,8 +52,8 @@ class Columns:
             s.adjuster or s.bad_words or (s.request.params.min_tokens and s.stop_ids)
             for s in sequences
         )
-        self.stops = _stops(sequences)
         self.grammars = [i for i, s in enumerate(sequences) if s.grammar is not None]
+        self.stop_ids = [s.stop_ids for s in sequences]
         self.ends_text = any(s.ends_text is not None for s in sequences)
         self.top = [p.top_logprobs for p in params]
         kinds = {s.verification for s in sequences}
@@ -66,16 +67,16 @@ class Columns:
         return rows.at(sequence_of_row(counts, rows.top_k.device))
 
     @property
-    def runs_on(self) -> bool:
+    def multi_step(self) -> bool:
         """Whether a pass needs nothing but the tokens of the pass before it."""
         plain = self.plain and not (self.grammars or any(self.top))
         return plain and self.kind is Verification.COUPLED and not self.ends_text
 
-
-def _stops(sequences: Seq[Sequence]) -> Stops:
-    ids = [sorted(s.stop_ids) for s in sequences]
-    starts = np.cumsum([0, *map(len, ids)], dtype=np.int64)
-    return Stops(starts, np.array([token for some in ids for token in some], dtype=np.int64))
+    @cached_property
+    def stops(self) -> Stops:
+        starts = np.cumsum([0, *map(len, self.stop_ids)], dtype=np.int64)
+        ids = [token for some in self.stop_ids for token in some]
+        return Stops(starts, np.array(ids, dtype=np.int64))
 
 
 def sequence_of_row(counts: Ids, device: torch.device) -> Tensor:
