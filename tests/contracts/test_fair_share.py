@@ -438,6 +438,17 @@ def test_a_claim_is_charged_to_the_weight_that_the_tenant_has_by_then(
             assert connection.scalar(select(Tenant.weight)) == weight
 
 
+def test_a_claim_by_number_is_charged_when_its_attempt_ends(store: Store) -> None:
+    """Nobody chose it for its turn, so there is no estimate."""
+    plan(store, "job-a", 2, tenant="a")
+    first = found(next_of(store)).lease
+    store.advance(first, Stage.RECORD, RESULTS, StageTiming(16.0))
+    lease = found(store.claim_group("job-a", 1, Stage.VERIFY, "w", LEASE_SEC)).lease
+    assert clocks(store)["a"][1] == pytest.approx(16.0)
+    store.advance(lease, Stage.RECORD, RESULTS, StageTiming(10.0))
+    assert clocks(store)["a"][1] == pytest.approx(26.0)
+
+
 def test_one_that_was_never_served_goes_before_one_that_was(
     weighted: Callable[[dict[str, float]], Store], clock: Clock
 ) -> None:
@@ -538,6 +549,11 @@ def test_the_turn_of_a_running_job_tells_what_its_held_groups_are_charged_with(
     for tenant in "ab":
         plan(store, f"job-{tenant}", 3, tenant=tenant)
     assert [found(next_of(store)).lease.job_id for _ in range(3)] == ["job-a", "job-b", "job-a"]
+
+    turns = store.in_turn(["job-a", "job-b"])
+    assert [(turn.job.job_id, turn.job.served) for turn in turns] == [
+        ("job-b", COST), ("job-a", 2 * COST)
+    ]  # fmt: skip
 
     def under_way(running: str | None) -> dict[str, float]:
         turns = store.in_turn(["job-a", "job-b"], running)
