@@ -195,6 +195,28 @@ def test_no_answer_is_no_confirmation(
         lease_keeper.confirm(held)
 
 
+def test_a_lease_that_another_worker_has_is_not_confirmed(
+    store: SqlStore, lease_keeper: LeaseKeeper
+) -> None:
+    with lease_keeper.hold(held_group(store)) as held:
+        lease_keeper.confirm(held)
+        store.expire_leases(JOB, "w")
+        assert store.claim_group(JOB, 0, Stage.VERIFY, "another", LONG) is not None
+        with pytest.raises(FencedError):
+            lease_keeper.confirm(held)
+
+
+def test_what_an_attempt_used_so_far_is_reported_while_it_goes_on(
+    store: SqlStore, lease_keeper: LeaseKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported: list[list[Lease]] = []
+    monkeypatch.setattr(store, "report_usage", lambda meters: reported.append(list(meters)))
+    lease = held_group(store)
+    with lease_keeper.hold(lease):
+        lease_keeper.report_usage()
+        assert reported == [[lease]]
+
+
 def test_all_groups_of_a_job_know_that_it_stops_before_any_work_on_it_ends(
     store: SqlStore, lease_keeper: LeaseKeeper
 ) -> None:
