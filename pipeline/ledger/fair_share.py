@@ -36,12 +36,12 @@ class Waiting:
     is_due: bool  # one of its groups can be claimed now; else all are held
     served: float  # its tenant's virtual time
     started: float  # where on it the tenant's last claim began
-    credit: float = 0.0  # by how much it may be behind the others though it was never idle
-    sec_per_token: float = 0.0  # device seconds of its tenant's groups; 0: none has ended
-    weight: float = DEFAULT_WEIGHT  # its tenant's
-    deadline_at: float | None = None  # seconds since the epoch
-    is_urgent: bool = False  # less than half of the time to its deadline is left
-    is_budgeted: bool = False  # its tenant has a budget
+    credit: float  # by how much it may be behind the others though it was never idle
+    sec_per_token: float  # device seconds of its tenant's groups; 0: none has ended
+    weight: float  # its tenant's
+    deadline_at: float | None  # seconds since the epoch
+    is_urgent: bool  # less than half of the time to its deadline is left
+    is_budgeted: bool  # its tenant has a budget
     under_way_sec: float = (
         0.0  # device seconds in `served` that are estimates, of the job asked for
     )
@@ -60,9 +60,11 @@ class Turn:
 def by_turn(waiting: Sequence[Waiting]) -> list[Turn]:
     """The jobs that are due, in fair-share order."""
     due = [job for job in waiting if job.is_due]
+    if not due:
+        return []
     floors = _floors(waiting)
     starts = {job.tenant: max(job.served, floors[job.tenant] - job.credit) for job in due}
-    reached = min(starts.values(), default=0.0)
+    reached = min(starts.values())
 
     def place(job: Waiting) -> tuple[float | str, ...]:
         deadline, start = _deadline(job), starts[job.tenant]

@@ -159,6 +159,17 @@ def test_other_tenants_are_served_while_one_has_no_tokens(store: Store) -> None:
     assert found(claim(store)).lease.job_id == "other"
 
 
+def test_drafting_takes_nothing_of_a_budget_and_waits_for_none(store: Store) -> None:
+    store.create_job(new_job("job-1", tenant="acme"))
+    lease = claim_job(store, Stage.INGEST, job_id="job-1").lease
+    store.add_groups(lease, [new_group(0, ROWS, Stage.PROPOSE)], [], ROWS, position())
+    limit(store, 1)
+    work = found(store.claim_next(Stage.PROPOSE, "small", "w1", LEASE_SEC))
+    assert account(store).reserved_tokens == 0
+    store.release(work.lease, "stopped", forgiven=True)
+    assert store.claim_group("job-1", 0, Stage.PROPOSE, "w1", LEASE_SEC)
+
+
 def test_an_expired_lease_keeps_its_reservation_until_it_is_claimed_again(
     store: Store, clock: Clock
 ) -> None:

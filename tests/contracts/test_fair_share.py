@@ -5,10 +5,20 @@ from __future__ import annotations
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 
 import pytest
-from contracts.shorthand import claim_job, exhaust, found, ingest, successes, together
+from contracts.shorthand import (
+    F32,
+    claim_job,
+    exhaust,
+    found,
+    ingest,
+    serving,
+    successes,
+    together,
+)
 from ledger.builders import (
     JOB,
     LEASE_SEC,
@@ -28,6 +38,7 @@ from specbatch.pipeline.ledger.fair_share import SEC_PER_TOKEN
 from specbatch.pipeline.ledger.sql.migrate import open_store
 from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.schemas.records import GroupWork, Lease, NewGroup, Stage, StageTiming
+from specbatch.schemas.serving import BatchEnd, BatchStatus, NewBatch, Purpose, StoredFile
 from specbatch.schemas.tables import Tenant
 
 SPEC = {"sampling": {"max_tokens": 10, "n": 2}}
@@ -106,10 +117,13 @@ def test_a_job_near_its_deadline_goes_before_another_tenant_by_a_minute_at_most(
     plan(store, "job-urgent", 4, tenant="urgent", deadline_sec=100.0)
     first, second = found(next_of(store)), found(next_of(store))
     assert {w.lease.job_id for w in (first, second)} == {"job-other", "job-urgent"}, "not yet"
-    clock.advance(51.0)
+    clock.advance(50.0)
     third, fourth = found(next_of(store)), found(next_of(store))
-    assert [w.lease.job_id for w in (third, fourth)] == ["job-urgent"] * 2
-    for work in (third, fourth):
+    assert {w.lease.job_id for w in (third, fourth)} == {"job-other", "job-urgent"}, "half is left"
+    clock.advance(1.0)
+    fifth, sixth = found(next_of(store)), found(next_of(store))
+    assert [w.lease.job_id for w in (fifth, sixth)] == ["job-urgent"] * 2
+    for work in (fifth, sixth):
         store.advance(work.lease, Stage.RECORD, RESULTS, StageTiming(40.0))
     assert found(next_of(store)).lease.job_id == "job-other", "it is ahead by 80 seconds"
 
@@ -424,6 +438,17 @@ def test_a_claim_is_charged_to_the_weight_that_the_tenant_has_by_then(
             assert connection.scalar(select(Tenant.weight)) == weight
 
 
+def test_a_claim_by_number_is_charged_when_its_attempt_ends(store: Store) -> None:
+    """Nobody chose it for its turn, so there is no estimate."""
+    plan(store, "job-a", 2, tenant="a")
+    first = found(next_of(store)).lease
+    store.advance(first, Stage.RECORD, RESULTS, StageTiming(16.0))
+    lease = found(store.claim_group("job-a", 1, Stage.VERIFY, "w", LEASE_SEC)).lease
+    assert clocks(store)["a"][1] == pytest.approx(16.0)
+    store.advance(lease, Stage.RECORD, RESULTS, StageTiming(10.0))
+    assert clocks(store)["a"][1] == pytest.approx(26.0)
+
+
 def test_one_that_was_never_served_goes_before_one_that_was(
     weighted: Callable[[dict[str, float]], Store], clock: Clock
 ) -> None:
@@ -443,3 +468,98 @@ def test_a_new_group_is_seen_at_once(store: Store) -> None:
     planned: list[NewGroup] = [new_group(0)]
     store.add_groups(lease, planned, [], 4, position())
     assert found(next_of(store)).lease.group_index == 0
+
+
+# --- a process that works on one job, as the one of `specbatch serve` ---------------------------
+
+
+def put_in_line(store: Store, job_id: str, tenant: str) -> str:
+    """A batch that waits for its turn; its id."""
+    file_id, batch_id = f"file-{job_id}", f"batch-{job_id}"
+    store.add_file(StoredFile(file_id, tenant, Purpose.BATCH, "name", 1, "f" * 64, "here"))
+    made = (batch_id, tenant, "/v1/completions", file_id, "24h", 86_400.0, "digest", "here")
+    store.add_batch(NewBatch(*made), 10)
+    store.begin_batch(batch_id, "big", 1)
+    store.note_batch_job(batch_id, job_id)
+    return batch_id
+
+
+def claim_of(store: Store, job_id: str, model: str = "big") -> GroupWork | None:
+    """The next claim of a process that works on this job alone."""
+    serves = replace(serving(F32, model), only_job=job_id)
+    return store.claim_next(Stage.VERIFY, model, f"process of {job_id}", LEASE_SEC, serves)
+
+
+@pytest.mark.parametrize(
+    ("of_the_other", "begins"),
+    [
+        ("is in line", 2 * COST),
+        ("is in line and its input is not read", 2 * COST),
+        ("waits for a budget", 0.0),
+        ("has ended", 0.0),
+        ("is not there", 0.0),
+    ],
+)
+def test_a_process_of_one_job_begins_where_tenants_are_whose_batches_are_in_line(
+    store: Store, of_the_other: str, begins: float
+) -> None:
+    """Nobody else claims there, yet a tenant that comes late has nothing of the past."""
+    plan(store, "job-other", 4, tenant="other")
+    for _ in range(3):
+        assert found(claim_of(store, "job-other")).lease.job_id == "job-other"
+    plan(store, "job-mine", 2, tenant="mine")
+    put_in_line(store, "job-mine", "mine")
+    if "not read" in of_the_other:
+        store.create_job(new_job("job-unread", tenant="other"))
+        put_in_line(store, "job-unread", "other")
+    elif of_the_other != "is not there":
+        batch_id = put_in_line(store, "job-other", "other")
+        if of_the_other == "has ended":
+            store.end_batch(batch_id, BatchEnd(BatchStatus.CANCELLED))
+        if of_the_other == "waits for a budget":
+            store.note_batch_waits(batch_id, "tokens are left tomorrow")
+    assert found(claim_of(store, "job-mine")).lease.job_id == "job-mine"
+    assert clocks(store)["mine"] == (begins, begins + COST)
+
+
+def test_a_process_of_one_job_goes_ahead_of_others_and_does_not_take_them_with_it(
+    store: Store,
+) -> None:
+    """One that comes next begins where those are who wait, and not behind who went ahead."""
+    plan(store, "job-mine", 3, tenant="mine")
+    store.create_job(new_job("job-unread", tenant="other"))
+    put_in_line(store, "job-unread", "other")
+    for _ in range(3):
+        found(claim_of(store, "job-mine"))
+    assert clocks(store) == {"mine": (0.0, 3 * COST)}
+
+
+def test_batches_in_line_are_not_work_for_who_serves_another_model(store: Store) -> None:
+    plan(store, "job-mine", 1)
+    put_in_line(store, "job-mine", "default")
+    worker = serving(F32, "another")
+    assert store.claim_next(Stage.VERIFY, "another", "w", LEASE_SEC, worker) is None
+    assert claim_of(store, "job-other", "another") is None
+    assert found(claim_of(store, "job-mine")).lease.job_id == "job-mine"
+
+
+def test_the_turn_of_a_running_job_tells_what_its_held_groups_are_charged_with(
+    store: Store, clock: Clock
+) -> None:
+    for tenant in "ab":
+        plan(store, f"job-{tenant}", 3, tenant=tenant)
+    assert [found(next_of(store)).lease.job_id for _ in range(3)] == ["job-a", "job-b", "job-a"]
+
+    turns = store.in_turn(["job-a", "job-b"])
+    assert [(turn.job.job_id, turn.job.served) for turn in turns] == [
+        ("job-b", COST), ("job-a", 2 * COST)
+    ]  # fmt: skip
+
+    def under_way(running: str | None) -> dict[str, float]:
+        turns = store.in_turn(["job-a", "job-b"], running)
+        return {turn.job.job_id: turn.job.under_way_sec for turn in turns}
+
+    assert under_way(None) == {"job-a": 0.0, "job-b": 0.0}
+    assert under_way("job-a") == {"job-a": pytest.approx(2 * COST), "job-b": 0.0}
+    clock.advance(LEASE_SEC)
+    assert under_way("job-a") == {"job-a": 0.0, "job-b": 0.0}, "their leases ran out"

@@ -146,6 +146,12 @@ def test_a_release_says_whether_the_lease_was_held_and_what_was_cut_off(store: S
     assert claim(store, released.split_off).rows == 2
 
 
+def test_a_release_of_a_job_that_is_gone_gives_nothing_back(store: Store) -> None:
+    ingest(store, groups=1)
+    lease = claim(store, 0).lease
+    assert store.release(replace(lease, job_id="no-such-job"), "it broke") == Released(False)
+
+
 def test_what_is_forgiven_costs_no_attempt(store: Store) -> None:
     store.create_job(new_job())
     for _ in range(5):

@@ -11,7 +11,10 @@ import pytest
 from specbatch.pipeline.ledger import fair_share, rules
 from specbatch.pipeline.ledger.fair_share import Waiting
 
-JOB = Waiting("job", "a", 1, 100.0, True, 0.0, 0.0)
+JOB = Waiting(
+    "job", "a", 1, 100.0, True, 0.0, 0.0, credit=0.0, sec_per_token=0.0,
+    weight=1.0, deadline_at=None, is_urgent=False, is_budgeted=False,
+)  # fmt: skip
 
 
 def names(*waiting: Waiting) -> list[str]:

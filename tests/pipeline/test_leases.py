@@ -8,6 +8,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 from contracts.shorthand import claim, ingest
@@ -16,6 +18,7 @@ from ledger.builders import JOB, new_group, new_job, position
 from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.pipeline.observe.tracing.span_names import LEASE_LOST, STOPPED
 from specbatch.pipeline.observe.tracing.tracing import Attributes, Span
+from specbatch.pipeline.runtime import leases
 from specbatch.pipeline.runtime.leases import Held, LeaseKeeper, is_dead_here, owner_here
 from specbatch.schemas.errors import FencedError, StoreError
 from specbatch.schemas.records import Beat, Lease, Stage
@@ -83,6 +86,15 @@ def test_a_stop_is_noted_once(store: SqlStore, lease_keeper: LeaseKeeper) -> Non
     assert span.events == [STOPPED]
 
 
+def test_a_heartbeat_tells_of_a_stop_as_well(store: SqlStore, lease_keeper: LeaseKeeper) -> None:
+    with lease_keeper.hold(held_group(store)) as held:
+        lease_keeper.beat()
+        assert not held.cancelled.is_set()
+        store.request_cancel(JOB)
+        lease_keeper.beat()
+        assert held.cancelled.is_set()
+
+
 def test_of_two_holders_of_one_lease_the_later_one_has_it(
     store: SqlStore, lease_keeper: LeaseKeeper, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -133,6 +145,8 @@ def test_a_job_without_a_deadline_waits_for_the_next_look(
 def test_looking_tells_what_each_group_has_cost(store: SqlStore, lease_keeper: LeaseKeeper) -> None:
     lease = held_group(store, budget_usd=1.0)
     with lease_keeper.hold(lease) as held:
+        lease_keeper.check_cancelled()
+        assert not held.cancelled.is_set(), "it has cost nothing"
         held.spent_usd = lambda: 0.9
         lease_keeper.check_cancelled()
         assert not held.cancelled.is_set()
@@ -181,6 +195,28 @@ def test_no_answer_is_no_confirmation(
         lease_keeper.confirm(held)
 
 
+def test_a_lease_that_another_worker_has_is_not_confirmed(
+    store: SqlStore, lease_keeper: LeaseKeeper
+) -> None:
+    with lease_keeper.hold(held_group(store)) as held:
+        lease_keeper.confirm(held)
+        store.expire_leases(JOB, "w")
+        assert store.claim_group(JOB, 0, Stage.VERIFY, "another", LONG) is not None
+        with pytest.raises(FencedError):
+            lease_keeper.confirm(held)
+
+
+def test_what_an_attempt_used_so_far_is_reported_while_it_goes_on(
+    store: SqlStore, lease_keeper: LeaseKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported: list[list[Lease]] = []
+    monkeypatch.setattr(store, "report_usage", lambda meters: reported.append(list(meters)))
+    lease = held_group(store)
+    with lease_keeper.hold(lease):
+        lease_keeper.report_usage()
+        assert reported == [[lease]]
+
+
 def test_all_groups_of_a_job_know_that_it_stops_before_any_work_on_it_ends(
     store: SqlStore, lease_keeper: LeaseKeeper
 ) -> None:
@@ -189,7 +225,7 @@ def test_all_groups_of_a_job_know_that_it_stops_before_any_work_on_it_ends(
     work = store.claim_job(JOB, Stage.INGEST, "i", LONG)
     assert work is not None
     store.add_groups(work.lease, [new_group(0), new_group(1)], [], 8, position(8))
-    leases = [claim(store, index).lease for index in (0, 1)]
+    two = [claim(store, index).lease for index in (0, 1)]
     knew: list[list[bool]] = []
     held: list[Held] = []
 
@@ -197,8 +233,8 @@ def test_all_groups_of_a_job_know_that_it_stops_before_any_work_on_it_ends(
         knew.append([entry.cancelled.is_set() for entry in held])
 
     with (
-        lease_keeper.hold(leases[0], on_cancel) as first,
-        lease_keeper.hold(leases[1], on_cancel) as second,
+        lease_keeper.hold(two[0], on_cancel) as first,
+        lease_keeper.hold(two[1], on_cancel) as second,
     ):
         held += [first, second]
         store.request_cancel(JOB)
@@ -223,12 +259,12 @@ def test_a_heartbeat_that_fails_in_an_unforeseen_way_is_not_the_last_one(
     beats, again = [], threading.Event()
     real = store.heartbeat
 
-    def heartbeat(leases: list[Lease], lease_sec: float) -> Beat:
-        beats.append(leases)
+    def heartbeat(held: list[Lease], lease_sec: float) -> Beat:
+        beats.append(held)
         if len(beats) == 1:
             raise RuntimeError("nobody thought of this")
         again.set()
-        return real(leases, lease_sec)
+        return real(held, lease_sec)
 
     lease = held_group(store)
     monkeypatch.setattr(store, "heartbeat", heartbeat)
@@ -290,62 +326,134 @@ def test_who_holds_a_group_hears_once_that_an_idle_worker_asks_for_half_of_it(
         assert asked == ["before", "after"]
 
 
+class Simulated:
+    """The keeper's clock. Time passes when its thread waits, from `begin` to the last note."""
+
+    def __init__(self, notes: int) -> None:
+        self.now, self.noted = 0.0, list[float]()
+        self._notes, self._begun, self._over = notes, threading.Event(), threading.Event()
+        self._ended = threading.Event()
+
+    def note(self) -> None:
+        """To be called by the keeper. After the last time it waits for the test."""
+        if len(self.noted) < self._notes:
+            self.noted.append(self.now)
+        if len(self.noted) == self._notes:
+            self._over.set()
+            self._ended.wait(60)
+
+    def times(self) -> list[float]:
+        """When it was called, from the begin on."""
+        self._begun.set()
+        assert self._over.wait(60), self.noted
+        return self.noted
+
+    def end(self) -> None:
+        self._begun.set()
+        self._ended.set()
+
+    def monotonic(self) -> float:
+        return self.now
+
+    time = monotonic
+
+    def event(self) -> threading.Event:
+        """An event that time passes for while somebody waits for it."""
+        clock = self
+
+        class Event(threading.Event):
+            def wait(self, timeout: float | None = None) -> bool:
+                clock._begun.wait(60)
+                if not self.is_set():
+                    assert timeout is not None
+                    clock.now += timeout
+                return self.is_set()
+
+        return Event()
+
+
+@contextmanager
+def simulated(
+    store: SqlStore, notes: int, lease_sec: float, **options: float
+) -> Iterator[tuple[Simulated, LeaseKeeper]]:
+    """A keeper with such a clock."""
+    clock = Simulated(notes)
+    its_threading = SimpleNamespace(Event=clock.event, Lock=threading.Lock, Thread=threading.Thread)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(leases, "time", clock)
+        patch.setattr(leases, "threading", its_threading)
+        lease_keeper = LeaseKeeper(store, lease_sec, **options)
+        try:
+            yield clock, lease_keeper
+        finally:
+            clock.end()
+            lease_keeper.close()
+
+
 def test_a_lease_is_extended_three_times_in_its_life_and_no_more_often(store: SqlStore) -> None:
-    third, beats, begun = threading.Event(), [], time.monotonic()
-
-    def beside() -> None:
-        beats.append(time.monotonic())
-        if len(beats) == 3:
-            third.set()
-
-    lease_keeper = LeaseKeeper(store, lease_sec=0.6, check_sec=LONG)
-    try:
-        lease_keeper.at_heartbeats(beside)
-        assert third.wait(60)
-    finally:
-        lease_keeper.close()
-    assert beats[2] - begun >= 0.6 - 1e-3
-    assert beats[0] - begun >= 0.2 - 1e-3
+    with simulated(store, 4, lease_sec=90.0, check_sec=LONG) as (clock, lease_keeper):
+        lease_keeper.at_heartbeats(clock.note)
+        assert clock.times() == [30.0, 60.0, 90.0, 120.0]
 
 
-def test_a_far_deadline_makes_nobody_look_all_the_time(store: SqlStore) -> None:
-    looks, fifth = list[float](), threading.Event()
-
-    def beside() -> None:
-        looks.append(time.monotonic())
-        if len(looks) == 5:
-            fifth.set()
-
-    lease_keeper = LeaseKeeper(store, 3 * LONG, check_sec=0.05)
-    try:
-        lease_keeper.at_checks(beside)
-        with lease_keeper.hold(held_group(store)) as held:
-            lease_keeper.watch_deadline(held, time.time() + LONG)
-            assert fifth.wait(60)
-    finally:
-        lease_keeper.close()
-    assert looks[4] - looks[0] >= 4 * 0.05 - 1e-3
+def test_between_heartbeats_the_keeper_looks_every_second(store: SqlStore) -> None:
+    with simulated(store, 5, lease_sec=4.5) as (clock, lease_keeper):
+        lease_keeper.at_checks(clock.note)
+        with lease_keeper.hold(held_group(store)):
+            assert clock.times() == [1.0, 1.5, 2.5, 3.0, 4.0]
+            clock.end()
 
 
 @pytest.mark.parametrize(
-    ("deadline_in", "wait"),
-    [(None, 100.0), (10.0, 10.0), (-1.0, 0.05), (-LONG, 100.0), (2 * LONG, 100.0)],
+    ("deadline_in", "first_looks"),
+    [
+        (None, [100.0, 200.0, 300.0]),
+        (10.0, [0.0, 10.0, 10.05]),
+        (-1.0, [0.0, 0.05, 0.1]),
+        (-5.5, [0.0, 100.0, 200.0]),
+        (150.0, [0.0, 100.0, 150.0]),
+        (2 * LONG, [0.0, 100.0, 200.0]),
+    ],
 )
-def test_how_long_the_keeper_waits_by_the_deadlines_of_what_it_holds(
-    store: SqlStore, deadline_in: float | None, wait: float
+def test_the_keeper_looks_when_a_deadline_passes_and_often_until_the_store_says_so(
+    store: SqlStore, deadline_in: float | None, first_looks: list[float]
 ) -> None:
-    """The store's clock may be behind: it is asked again and again for some seconds."""
-    lease_keeper = LeaseKeeper(store, 3 * LONG, check_sec=100.0)
-    try:
+    with simulated(store, 3, lease_sec=3 * LONG, check_sec=100.0) as (clock, lease_keeper):
+        lease_keeper.at_checks(clock.note)
         with lease_keeper.hold(held_group(store)) as held:
-            held.deadline_at = None if deadline_in is None else time.time() + deadline_in
-            beat_at = time.monotonic() + LONG
-            assert lease_keeper._wait_sec(beat_at) == pytest.approx(wait, rel=0.2)
-            assert lease_keeper._wait_sec(time.monotonic() - 1.0) == 0.0, "a heartbeat is due"
+            lease_keeper.watch_deadline(held, deadline_in)
+            assert clock.times() == pytest.approx(first_looks)
+            clock.end()
+
+
+def test_a_deadline_that_was_lifted_is_asked_for_some_seconds_and_no_longer(
+    store: SqlStore,
+) -> None:
+    """The store's clock may be behind by so much, and not by more."""
+    with simulated(store, 103, lease_sec=3 * LONG, check_sec=100.0) as (clock, lease_keeper):
+        lease_keeper.at_checks(clock.note)
+        with lease_keeper.hold(held_group(store)) as held:
+            lease_keeper.watch_deadline(held, 10.0)
+            times = clock.times()
+            clock.end()
+    assert times[-2] == pytest.approx(15.0, abs=0.06)
+    assert times[-1] == pytest.approx(times[-2] + 100.0)
+
+
+def test_the_deadline_of_a_job_that_is_known_to_stop_makes_nobody_look(store: SqlStore) -> None:
+    with simulated(store, 3, lease_sec=3 * LONG, check_sec=100.0) as (clock, lease_keeper):
+        lease_keeper.at_checks(clock.note)
+        with lease_keeper.hold(held_group(store)) as held:
+            lease_keeper.watch_deadline(held, 10.0)
             held.cancelled.set()
-            assert lease_keeper._wait_sec(beat_at) == 100.0, "it has heard of it"
-    finally:
-        lease_keeper.close()
+            assert clock.times() == [0.0, 100.0, 200.0]
+            clock.end()
+
+
+def test_a_closed_keeper_has_ended(store: SqlStore) -> None:
+    before = set(threading.enumerate())
+    LeaseKeeper(store, 3 * LONG, LONG).close()
+    assert set(threading.enumerate()) <= before
 
 
 def test_a_store_that_is_away_is_told_of_and_ends_no_work(
@@ -396,3 +504,11 @@ def test_a_process_of_another_user_is_alive(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(os, "kill", refused)
     assert not is_dead_here(owner_here())
+
+
+def test_a_process_of_which_nothing_can_be_read_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    monkeypatch.setattr(os, "kill", lambda _pid, _signal: None)
+    machine, _, _ = owner_here().rpartition(":")
+    assert not is_dead_here(f"{machine}:{ended.pid}")

@@ -212,8 +212,12 @@ class Market:
             is_due=is_due,
             served=self.served[job.tenant],
             started=self.started[job.tenant],
+            credit=0.0,
+            sec_per_token=0.0,
+            weight=1.0,
             deadline_at=job.deadline_at,
             is_urgent=half is not None and now > half,
+            is_budgeted=False,
         )
 
     def finish(self, now: float, device: tuple[int, int], job_id: str, begun: float) -> None:

@@ -202,7 +202,7 @@ def _of_a_batch_in_line() -> ColumnElement[bool]:
 
 
 @lru_cache(maxsize=16)
-def _longest_claim(now: Now, claimer: Claimer, is_limited: bool = False) -> Executable:
+def _longest_claim(now: Now, claimer: Claimer, is_limited: bool) -> Executable:
     """The claim of the job's longest free group, of at most `of_room` tokens. Cached as well."""
     job: BindParameter[str] = bindparam("of_job")
     # That a group is open is spelled out for the index.

@@ -97,7 +97,7 @@ def claim_group(
     if stage not in rules.OPEN:
         return None
     parameters: dict[str, Any] = {"of_job": job_id, "of_index": index}
-    claim = _claim(now, claimer)
+    claim = _claim(now, claimer, is_limited=False)
     if stage is Stage.VERIFY and (tenant := _budgeted_tenant(conn, job_id)) is not None:
         room = budgets.room_to_claim(conn, now, tenant)
         if room is not None:
@@ -124,7 +124,7 @@ def _budgeted_tenant(conn: Connection, job_id: str) -> str | None:
 
 
 @lru_cache(maxsize=16)
-def _claim(now: Now, claimer: Claimer, is_limited: bool = False) -> Executable:
+def _claim(now: Now, claimer: Claimer, is_limited: bool) -> Executable:
     """The claim of group `of_index` of job `of_job`, limited to a bound of `of_room` tokens.
     Cached: building it takes longer than sending it (where the time is the server's, it is always
     the same expression)."""
@@ -407,7 +407,7 @@ def heartbeat(conn: Connection, now: Now, leases: Sequence[Lease], lease_sec: fl
 
 def _parts(leases: Sequence[Lease]) -> Iterator[Sequence[Lease]]:
     """Leases in the order of their keys, as many as one statement takes."""
-    ordered = sorted(leases, key=lambda lease: (lease.job_id, lease.group_index or 0))
+    ordered = sorted(leases, key=lambda lease: (lease.job_id, lease.group_index))
     for start in range(0, len(ordered), _LEASES_PER_STATEMENT):
         yield ordered[start : start + _LEASES_PER_STATEMENT]
 
