@@ -216,7 +216,7 @@ def _chart() -> str:
 
 def _values_file(defaults: Mapping[str, Any], images: Mapping[str, str]) -> Iterator[str]:
     yield "# Made by ../make.py of ../../kubernetes/base: change that, or set your own values.\n"
-    yield "# Install without --wait and --atomic: workers are ready only after what follows it.\n"
+    yield "# Install without --wait and --atomic: workers wait for `migrate`, which runs last.\n"
     yield "images:\n"
     for name, image in images.items():
         yield f"  {name.removeprefix('specbatch-')}: {image}\n"

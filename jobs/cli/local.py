@@ -36,7 +36,7 @@ def submit_here(
         with if_interrupted(stored(job.job_id)):
             if not created:
                 then = "nothing is done again" if job.state.is_final else "it resumes here"
-                remark(known_by_key(job, then))
+                remark(known_by_key(job, then, local=True))
             again = "run the same command again" if key else None
             run_here(settings, spec, job, timeout_sec, again)
             finish(c, job.job_id, json)

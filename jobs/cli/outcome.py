@@ -37,14 +37,16 @@ def as_json(job: JobRow, progress: JobProgress, interrupted: bool = False) -> di
     }
 
 
-def known_by_key(job: JobRow, so: str) -> str:
-    """A remark on a job that its idempotency key has made before. `so`: what follows from that."""
+def known_by_key(job: JobRow, so: str, local: bool = False) -> str:
+    """A remark on a job that its idempotency key has made before. `so`: what follows from that.
+    `local`: this command is its worker."""
     known = f"job {job.job_id} is known by this key and {job.state}: {so}"
     if not job.state.is_final:
         return known
     if job.state is JobState.DONE:
         return f"{known}; to do its rows again, name another key and another output"
-    return f"{known}; `specbatch retry {job.job_id}` does what it left undone"
+    here = " --local" if local else ""
+    return f"{known}; `specbatch retry {job.job_id}{here}` does what it left undone"
 
 
 def finish(client: Client, job_id: str, json: bool, otherwise: int = 0) -> NoReturn:

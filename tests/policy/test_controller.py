@@ -77,7 +77,7 @@ def reached(
         if step >= until:
             course = controller.replan(candidates)
             begun, until = step, step + course.steps
-        is_control = not step % course.control_every(0)
+        is_control = not step % course.control_every(1)
         depths = [0] * count if is_control else list(depths_at(course, step - begun))
         size = count + sum(depths)
         took = machine(size, count)

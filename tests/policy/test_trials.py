@@ -191,7 +191,7 @@ def test_controls_lose_their_share_of_the_time_and_are_neither_rare_nor_most(
     gain: float, settling: int
 ) -> None:
     """A control and the steps that settle before it go at depth 0: each loses gain - 1."""
-    every = DepthSchedule((2,), 16, weighed=True, gain=gain).control_every(settling)
+    every = DepthSchedule((2,), 16, weighed=True, gain=gain).control_every(1 + settling)
     least, most = CONTROL_EVERY_STEPS
     wanted = (gain - 1.0) * (1 + settling) / CONTROL_SHARE
     assert every == pytest.approx(min(max(wanted, least), most), abs=1.0)
