@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from specbatch.schemas.records import Prompts
+from specbatch.schemas.records import Lease, Prompts
 from specbatch.schemas.staging import PartClaim, PartPlace, StagedPart
+from specbatch.schemas.usage import UsageMeter
 
 
 class Staging(Protocol):
@@ -31,8 +32,15 @@ class Staging(Protocol):
         """Keep a claimed part. Raises `FencedError` for a lost claim, and once the job is being
         published."""
 
-    def note_part(self, claim: PartClaim, part: StagedPart) -> None:
-        """The part's file is in place. Raises what `extend_part` raises."""
+    def note_part(
+        self,
+        claim: PartClaim,
+        part: StagedPart,
+        by: Lease | None = None,
+        usage: UsageMeter | None = None,
+    ) -> None:
+        """The part's file is in place. `by`: the attempt that wrote it beside its results, which
+        are kept, and what it used by now. Raises what `extend_part` raises."""
 
     def staged_parts(self, job_id: str) -> list[StagedPart]:
         """The noted parts, by number, without gaps."""

@@ -51,6 +51,6 @@ def record(context: StageContext, job_id: str, index: int) -> None:
         if due is not None:
             context.enqueue_unit(job, due, None)
         offer_answers(store, job, results.reuse, done)
-        recorded = job, spec
+        recorded = held, job, spec
     if recorded is not None:  # the group needs no lease any more
         stage_part(context, *recorded, index)

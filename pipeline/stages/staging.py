@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from specbatch.pipeline.outputs.outputs import OutputWriter
 from specbatch.pipeline.outputs.parts import columns_of_job
+from specbatch.pipeline.runtime.leases import Held
 from specbatch.pipeline.stages.context import StageContext
 from specbatch.pipeline.storage.prompts import rows_of
 from specbatch.schemas.errors import FencedError, SpecbatchError
@@ -34,8 +35,11 @@ T = TypeVar("T")
 _LOOKS_PER_PART = 4  # at least: as often it is seen whether a part may be written
 
 
-def stage_part(context: StageContext, job: JobRow, spec: JobSpec, group_index: int) -> None:
-    """Write the next part of the output if it is time to look, and its rows are there."""
+def stage_part(
+    context: StageContext, held: Held, job: JobRow, spec: JobSpec, group_index: int
+) -> None:
+    """Write the next part of the output if it is time to look, and its rows are there. What that
+    uses counts for the attempt that recorded the group."""
     if not _may_be_staged(job, spec):
         return
     columns = columns_of_job(scored=spec.output.best_by is not None)
@@ -46,7 +50,7 @@ def stage_part(context: StageContext, job: JobRow, spec: JobSpec, group_index: i
     if (group_index + 1) % max(1, groups_per_part // _LOOKS_PER_PART):
         return
     try:
-        _stage_next(context, context.store.get_job(job.job_id), writer)
+        _stage_next(context, held, context.store.get_job(job.job_id), writer)
     except SpecbatchError as error:
         reason = context.privacy.error(job, error)
         log.info("no part of job %s is staged now: %s", job.job_id, reason)
@@ -68,7 +72,7 @@ def _may_be_staged(job: JobRow, spec: JobSpec) -> bool:
     return job.privacy.is_full and not spec.policies and not needs_all_rows
 
 
-def _stage_next(context: StageContext, job: JobRow, writer: OutputWriter) -> None:
+def _stage_next(context: StageContext, held: Held, job: JobRow, writer: OutputWriter) -> None:
     """Raises `ObjectError`, `OutputError` and `FencedError`."""
     store, job_id = context.store, job.job_id
     input_format = job.report.get("input_format")
@@ -83,7 +87,8 @@ def _stage_next(context: StageContext, job: JobRow, writer: OutputWriter) -> Non
         return
     claim = store.claim_part(job_id, place, context.lease_sec)
     if claim is not None:
-        _write(context, writer, claim, before)
+        with held.usage.measuring():
+            _write(context, held, writer, claim, before)
 
 
 def _watermark(context: StageContext, job: JobRow) -> int:
@@ -94,7 +99,9 @@ def _watermark(context: StageContext, job: JobRow) -> int:
     return rows_of(context.objects, job, prompts)[0].row_index
 
 
-def _write(context: StageContext, writer: OutputWriter, claim: PartClaim, before: int) -> None:
+def _write(
+    context: StageContext, held: Held, writer: OutputWriter, claim: PartClaim, before: int
+) -> None:
     store, place = context.store, claim.place
 
     def still_mine() -> None:
@@ -109,7 +116,7 @@ def _write(context: StageContext, writer: OutputWriter, claim: PartClaim, before
     if part is None:
         return
     try:
-        store.note_part(claim, part)
+        store.note_part(claim, part, held.lease, held.usage)
     except FencedError:
         writer.forget(claim)
         raise

@@ -14,14 +14,16 @@ from sqlalchemy import ColumnElement, Connection, func, insert, select, update
 
 from specbatch.pipeline.ledger import rules
 from specbatch.pipeline.ledger.sql import jobs
+from specbatch.pipeline.ledger.sql import usage as sql_usage
 from specbatch.pipeline.ledger.sql.reading import PROMPTS
 from specbatch.pipeline.ledger.sql.transactions import Now
 from specbatch.schemas import mapper
 from specbatch.schemas.errors import FencedError
-from specbatch.schemas.records import FIRST_SPLIT_INDEX, Prompts, Stage
+from specbatch.schemas.records import FIRST_SPLIT_INDEX, Lease, Prompts, Stage
 from specbatch.schemas.staging import FIRST_PLACE, PartClaim, PartPlace, StagedPart
 from specbatch.schemas.staging_tables import Staged
 from specbatch.schemas.tables import Completion, Group, Job, Rejected
+from specbatch.schemas.usage import UsageMeter
 
 _WHILE_AT = (Stage.INGEST.value, Stage.RUN.value)
 
@@ -77,7 +79,14 @@ def extend_part(conn: Connection, now: Now, claim: PartClaim, lease_sec: float) 
     _update(conn, claim, lease_until=now + lease_sec)
 
 
-def note_part(conn: Connection, _now: Now, claim: PartClaim, part: StagedPart) -> None:
+def note_part(
+    conn: Connection,
+    _now: Now,
+    claim: PartClaim,
+    part: StagedPart,
+    by: Lease | None = None,
+    usage: UsageMeter | None = None,
+) -> None:
     _update(
         conn,
         claim,
@@ -89,6 +98,8 @@ def note_part(conn: Connection, _now: Now, claim: PartClaim, part: StagedPart) -
         next_row=part.then.row_index,
         next_skip=part.then.skip,
     )
+    if by is not None:
+        sql_usage.keep(conn, by, usage)
 
 
 def staged_parts(conn: Connection, job_id: str) -> list[StagedPart]:
