@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, case, null, or_, select, type_coerce
+from sqlalchemy import Connection, case, null, or_, select, type_coerce
 
 from specbatch.pipeline.ledger import rules
 from specbatch.pipeline.ledger.sql.transactions import Transactions
@@ -76,8 +76,8 @@ def rejected(
 
 def _of_rows(
     table: type[Completion] | type[Rejected], job_id: str, first: int, before: int | None
-) -> list[ColumnElement[bool]]:
-    which: list[ColumnElement[bool]] = [table.job_id == job_id]
+) -> list[Any]:
+    which: list[Any] = [table.job_id == job_id]
     if first:
         which.append(table.row_index >= first)
     if before is not None:
