@@ -59,6 +59,7 @@ TABLES = (
     "files",
     "batches",
     "api_keys",
+    "staged_parts",
     "alembic_version",
 )
 VIEWS = ("token_record",)
@@ -89,9 +90,11 @@ RIGHTS: Mapping[str, Rights] = {
             *("groups", "completions", "rejected_rows", "decisions", "machine_knowledge"),
             *("acceptance_priors", "tenants", "audit_log", "worker_sessions", "time_slices"),
             *("worker_processes", "notifications", "acceptance_days", "rollout_groups"),
-            *("stage_usage", "reusable_outputs", "tenant_spending"),
+            *("stage_usage", "reusable_outputs", "tenant_spending", "staged_parts"),
         ),
-        deletes=("worker_processes", "acceptance_days"),  # of those that ended; of long ago
+        deletes=(  # of those that ended; of long ago; of jobs that ended
+            *("worker_processes", "acceptance_days", "staged_parts"),
+        ),
         columns={
             "jobs": (
                 *_OF_A_LEASE,
@@ -127,6 +130,10 @@ RIGHTS: Mapping[str, Rights] = {
             ),
             "stage_usage": ("kept", *COUNTERS),
             "reusable_outputs": ("job_id", "row_index", "sample_index"),
+            "staged_parts": (
+                *("token", "lease_until", "attempts", "rows", "rejected", "size_bytes", "sha256"),
+                *("next_row", "next_skip"),
+            ),
         },
         sequences=("decisions_id_seq", "rollout_groups_id_seq"),
         functions=(months.FUNCTION,),

@@ -37,6 +37,7 @@ from specbatch.pipeline.ledger.budgeting import Budgeting
 from specbatch.pipeline.ledger.earlier import Earlier
 from specbatch.pipeline.ledger.placing import Placing
 from specbatch.pipeline.ledger.serving import Serving
+from specbatch.pipeline.ledger.staging import Staging
 from specbatch.schemas.audit import (
     AuditRecord,
     Correctness,
@@ -98,7 +99,7 @@ SUCCESS_SEC = 35 * 86_400.0  # and its last success: longer than any month and w
 MOST_JOBS = 10_000  # of one answer of `ended_jobs`
 
 
-class Store(Serving, Budgeting, Earlier, Placing, Protocol):
+class Store(Serving, Budgeting, Earlier, Placing, Staging, Protocol):
     """Jobs, groups, leases, completions, what drafting taught, schedules, the audit log, time."""
 
     # --- jobs -------------------------------------------------------------------------------
@@ -407,15 +408,22 @@ class Store(Serving, Budgeting, Earlier, Placing, Protocol):
 
     # --- publish ----------------------------------------------------------------------------
     def completions(
-        self, job_id: str, batch: int = 1000, details: bool = True
+        self,
+        job_id: str,
+        batch: int = 1000,
+        details: bool = True,
+        first_row: int = 0,
+        before_row: int | None = None,
     ) -> Iterator[CompletionRecord]:
-        """All completions by (row, sample), streamed.
+        """All completions by (row, sample), streamed, or those of some rows.
 
         Without `details`, fields that no output shows stay empty: origins, counts by depth, and
         log-probabilities that nobody asked for.
         """
 
-    def rejected(self, job_id: str) -> Iterator[RejectedRow]:
+    def rejected(
+        self, job_id: str, batch: int = 1000, first_row: int = 0, before_row: int | None = None
+    ) -> Iterator[RejectedRow]:
         """Quarantined rows, by row, without those of failed groups (`failed_groups`)."""
 
     def failed_groups(self, job_id: str) -> list[tuple[int, str, Prompts, str]]:

@@ -2,7 +2,8 @@
 
 Completions are in a folder of their own, `data/part-00000.parquet` (or `.jsonl`) and so on, so that
 every reader of the format opens it. All other files lie beside it. Earlier versions wrote the parts
-there too: such an output is still read, audited and purged.
+there too: such an output is still read, audited and purged. Parts of a job that still runs wait in
+a folder whose name readers of files pass over.
 
 Imports no pyarrow, because a purge uses these names to delete what an unfinished publication left.
 """
@@ -21,6 +22,7 @@ from specbatch.schemas.spec import OutputFormat
 MARKER = "_specbatch_job.json"
 MANIFEST = MANIFEST_NAME
 MOST_MARKER_BYTES = 1 << 16
+STAGING = "_specbatch_staging"  # a folder: parts of a job that is not published yet
 OPENAI = ("output.jsonl", "errors.jsonl")
 MALFORMED = "malformed.jsonl"
 LISTED = ("parts", "openai_files", "remainder", "quarantine")  # keys of a manifest that list files
@@ -35,6 +37,11 @@ _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{32}\.tmp")  # as `LocalObjects` write
 def part_name(number: int, kind: OutputFormat = "parquet") -> str:
     """Relative to the manifest, as are all names here."""
     return f"{DATA_FOLDER}/{_PART}{number:05d}.{kind}"
+
+
+def staged_name(number: int, token: str, kind: OutputFormat = "parquet") -> str:
+    """Of a part that is not published yet. Each claim to write it has a name of its own."""
+    return f"{STAGING}/{_PART}{number:05d}-{token}.{kind}"
 
 
 def is_part(name: str) -> bool:

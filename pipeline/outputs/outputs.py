@@ -54,11 +54,13 @@ from specbatch.pipeline.outputs.names import (
     MANIFEST,
     MARKER,
     OPENAI,
+    STAGING,
     is_part,
     is_read_as_data,
     owner_of,
     part_name,
     remainder_names,
+    staged_name,
 )
 from specbatch.pipeline.outputs.openai import OpenAIFiles
 from specbatch.pipeline.outputs.parts import (
@@ -70,7 +72,7 @@ from specbatch.pipeline.outputs.parts import (
     write_part,
 )
 from specbatch.pipeline.outputs.quarantine import QuarantineFile
-from specbatch.pipeline.storage.object_store import explained
+from specbatch.pipeline.storage.object_store import MOST_MOVED_BYTES, explained
 from specbatch.pipeline.storage.objects import Objects, join, tidy
 from specbatch.schemas import arrow
 from specbatch.schemas.audit import DATA_FOLDER
@@ -80,6 +82,7 @@ from specbatch.schemas.exports import WrittenFile
 from specbatch.schemas.picks import ID as PICK
 from specbatch.schemas.records import Artefact, CompletionRecord, RejectedRow
 from specbatch.schemas.spec import OutputFormat
+from specbatch.schemas.staging import PartClaim, PartPlace, StagedPart
 
 ROWS_PER_PART = 50_000
 
@@ -130,9 +133,10 @@ class OutputWriter:
         self._objects = objects
         self._uri = tidy(output_uri)
         self._job_id = job_id
-        self._rows_per_part = rows_per_part or ROWS_PER_PART
+        self.rows_per_part = rows_per_part or ROWS_PER_PART
         self._kind = kind
         self._own = columns or columns_of_job()
+        self._usable: dict[int, Artefact] = {}  # the files of staged parts, by number
 
     def check(self, is_mine: Callable[[str], bool] | None = None) -> None:
         """Raise `OutputError` unless the location can be claimed. Leaves nothing behind.
@@ -202,8 +206,12 @@ class OutputWriter:
         kept: Kept | None = None,
         quarantines: bool = False,
         commit: Callable[[Sequence[WrittenFile]], Mapping[str, Any]] | None = None,
+        staged: Sequence[StagedPart] = (),
     ) -> Manifest:
         """Publish everything and return the manifest; both inputs must be in input order.
+
+        `staged`: the first parts, as `usable` found them. Both inputs have the rows of their last
+        place on: those of that place that they hold are skipped.
 
         `openai`, a format of `OPENAI_FORMATS`, adds its batch files, with `created` (seconds since
         the epoch) in them; `decode` turns tokens into text, only for their log-probabilities.
@@ -222,16 +230,17 @@ class OutputWriter:
             apart = QuarantineFile(folder) if quarantines else None
             taken = apart.watching(completions) if apart else completions
             inputs: list[Iterable[OutputRow]] = [taken, rejected]
-            rows = heapq.merge(*inputs, key=attrgetter("row_index"))
+            rows = _merged(inputs, staged[-1].then.skip if staged else 0)
             extra = OpenAIFiles(folder, self._job_id, created, decode, openai) if openai else None
-            counts: Counter[type] = Counter()
+            counts = _counts(staged)
             counted = _counted(extra.watching(rows) if extra else rows, counts)
-            parts = tuple(self._write_parts(counted, folder, kept))
+            moved = [self._take(part) for part in staged]
+            parts = (*moved, *self._write_parts(counted, folder, kept, len(staged)))
             files = self._publish_all(extra.finish() if extra else ())
             malformed = self._publish_all(apart.finish() if apart else ())
         remainder = self._publish_all(beside)
         self._still_mine()
-        self._delete_leftovers({file.name for file in (*parts, *remainder)})
+        self._delete_leftovers({file.name for file in (*parts, *remainder)}, bool(staged))
         if quarantines and not malformed:  # as an earlier attempt found some
             self._objects.delete(join(self._uri, MALFORMED))
         said = {**(info or {}), **(commit(parts) if commit else {})}
@@ -256,13 +265,79 @@ class OutputWriter:
         if earlier is not None and self._objects.head(uri) == earlier:
             self._objects.delete(uri)
 
+    # --- parts that are written while the job runs ------------------------------------------
+    def stage(
+        self,
+        claim: PartClaim,
+        completions: Iterable[CompletionRecord],
+        rejected: Iterable[RejectedRow],
+        still_mine: Callable[[], None],
+    ) -> StagedPart | None:
+        """Write a claimed part, whose rows are there, to the staging folder. Both inputs begin with
+        the row of its place. None if it is too large to be moved later. Raises as `write` does."""
+        self.claim()
+        with self._objects.temp_folder() as folder, explained("write", str(folder)):
+            path, counts, place = folder / "part", Counter[type](), _Place(claim.place)
+            rows = place.watching(_merged([completions, rejected], claim.place.skip))
+            counted = _counted(islice(rows, self.rows_per_part), counts)
+            count = write_part(path, counted, self._kind, None, self._own)
+            if path.stat().st_size > MOST_MOVED_BYTES:
+                return None
+            reach(CrashPoint.UPLOAD)
+            still_mine()
+            made = self._objects.put_file(self._staged_uri(claim.place.number, claim.token), path)
+        return StagedPart(
+            claim.place.number, claim.token, count, counts[RejectedRow], made.size_bytes,
+            made.sha256, place.then(),
+        )  # fmt: skip
+
+    def forget(self, claim: PartClaim) -> None:
+        """Delete the file of a part that was staged and could not be noted."""
+        self._objects.delete(self._staged_uri(claim.place.number, claim.token))
+
+    def usable(self, noted: Iterable[StagedPart]) -> list[StagedPart]:
+        """The noted parts up to the first that is damaged or gone, or has another number of rows
+        than `write` gives a part."""
+        found: list[StagedPart] = []
+        for part in noted:
+            artefact = self._where(part) if part.rows == self.rows_per_part else None
+            if artefact is None:
+                break
+            self._usable[part.number] = artefact
+            found.append(part)
+        return found
+
+    def _where(self, part: StagedPart) -> Artefact | None:
+        """A noted part's file: staged, or at its place since a publication that was killed."""
+        uris = (self._staged_uri(part.number, part.token), self._part_uri(part))
+        found = (Artefact(uri, part.sha256, part.size_bytes) for uri in uris)
+        return next(filter(self._objects.is_whole, found), None)
+
+    def _take(self, part: StagedPart) -> WrittenFile:
+        """Move a usable part to its place."""
+        reach(CrashPoint.UPLOAD)
+        self._still_mine()
+        artefact, uri = self._usable[part.number], self._part_uri(part)
+        if artefact.uri != uri:
+            self._objects.move(artefact, uri)
+        name = part_name(part.number, self._kind)
+        return WrittenFile(name, part.rows, part.size_bytes, part.sha256)
+
+    def _part_uri(self, part: StagedPart) -> str:
+        return join(self._uri, part_name(part.number, self._kind))
+
+    def _staged_uri(self, number: int, token: str) -> str:
+        return join(self._uri, staged_name(number, token, self._kind))
+
+    # --- files ------------------------------------------------------------------------------
     def _write_parts(
-        self, rows: Iterator[OutputRow], folder: Path, kept: Kept | None
+        self, rows: Iterator[OutputRow], folder: Path, kept: Kept | None, number: int
     ) -> Iterator[WrittenFile]:
-        """Write at least one part, so that an empty output can be read too."""
-        number, first = 0, next(rows, None)
+        """Write parts from this number on: at least one in all, so that an empty output can be
+        read too."""
+        first = next(rows, None)
         while first is not None or number == 0:
-            rest = islice(rows, self._rows_per_part - 1)
+            rest = islice(rows, self.rows_per_part - 1)
             path, name = folder / "part", part_name(number, self._kind)
             given = chain([first], rest) if first is not None else iter(())
             yield self._publish(path, name, write_part(path, given, self._kind, kept, self._own))
@@ -279,9 +354,13 @@ class OutputWriter:
         path.unlink()
         return WrittenFile(name, rows, artefact.size_bytes, artefact.sha256)
 
-    def _delete_leftovers(self, keep: set[str]) -> None:
-        """Delete surplus parts and other files of an earlier attempt of this job."""
-        parts = set(filter(is_part, self._names()))
+    def _delete_leftovers(self, keep: set[str], were_staged: bool) -> None:
+        """Delete surplus parts and other files of an earlier attempt of this job, and the staging
+        folder."""
+        names = self._names()
+        if were_staged or any(name.startswith(f"{STAGING}/") for name in names):
+            self._objects.clear(join(self._uri, STAGING))
+        parts = set(filter(is_part, names))
         for name in (parts | remainder_names(self._job_id)) - keep:
             self._objects.delete(join(self._uri, name))
 
@@ -342,6 +421,35 @@ def read_manifest(uri: str, objects: Objects | None = None) -> Manifest:
     if not objects.exists(path):
         raise OutputError(f"output {uri} has no {MANIFEST}: its job has not finished")
     return Manifest.from_json(objects.get_bytes(path))
+
+
+def _merged(inputs: Iterable[Iterable[OutputRow]], skip: int) -> Iterator[OutputRow]:
+    """All rows in input order, without the first ones."""
+    return islice(heapq.merge(*inputs, key=attrgetter("row_index")), skip, None)
+
+
+def _counts(staged: Iterable[StagedPart]) -> Counter[type]:
+    """Rows of staged parts, by kind."""
+    rejected, rows = sum(part.rejected for part in staged), sum(part.rows for part in staged)
+    return Counter({CompletionRecord: rows - rejected, RejectedRow: rejected})
+
+
+class _Place:
+    """Where the rows that went by end."""
+
+    def __init__(self, begin: PartPlace) -> None:
+        self._begin = begin
+        self._row_index, self._skip = begin.row_index, begin.skip
+
+    def watching(self, rows: Iterable[OutputRow]) -> Iterator[OutputRow]:
+        for row in rows:
+            is_same = row.row_index == self._row_index
+            self._row_index, self._skip = row.row_index, self._skip + 1 if is_same else 1
+            yield row
+
+    def then(self) -> PartPlace:
+        """Where the next part begins."""
+        return PartPlace(self._begin.number + 1, self._row_index, self._skip)
 
 
 def _counted(rows: Iterable[OutputRow], counts: Counter[type]) -> Iterator[OutputRow]:

@@ -20,6 +20,7 @@ from specbatch.pipeline.observe.tracing.job_logs import logs_of, workspace_of
 from specbatch.pipeline.outputs.names import (
     LISTED,
     MANIFEST,
+    STAGING,
     begin_with,
     is_within,
     is_written,
@@ -196,6 +197,8 @@ class Purger:
         ]
         if with_output:
             deleting.append(self._delete_output)
+        elif job.state is JobState.FAILED:  # no publication has deleted it
+            deleting.append(self._delete_staged)
         for delete in deleting:
             try:
                 delete(job)
@@ -228,10 +231,17 @@ class Purger:
         if self._delete_listed(job, folder) and owner_of(self.objects, folder) == job.job_id:
             for begin in begin_with(job.job_id):
                 self.objects.abort_uploads(join(folder, begin))
+            self.objects.clear(join(folder, STAGING))
             root = f"{folder.rstrip('/')}/"
             for file in self.objects.list(root):
                 if is_written(file.uri.removeprefix(root), job.job_id):
                     self.objects.delete(file.uri)
+
+    def _delete_staged(self, job: JobRow) -> None:
+        """Delete parts that were never published: they are no output."""
+        folder = tidy(job.output_uri)
+        if job.privacy.is_full and owner_of(self.objects, folder) == job.job_id:
+            self.objects.clear(join(folder, STAGING))
 
     def _delete_listed(self, job: JobRow, folder: str) -> bool:
         """Whether no other job's manifest is there."""

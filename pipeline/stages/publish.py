@@ -1,7 +1,8 @@
 """Publish: write the output files, the manifest last, and end the job.
 
-Every input row is in the output, an unfinished one with its reason. Beside the output of a job that
-was stopped lies its remainder: the rows that are left to do, as a job of their own.
+Parts that were written while groups ran (`staging.py`) only move to their places. Every input row
+is in the output, an unfinished one with its reason. Beside the output of a job that was stopped
+lies its remainder: the rows that are left to do, as a job of their own.
 """
 
 from __future__ import annotations
@@ -83,13 +84,18 @@ def _write(
     store, objects = context.store, context.objects
     progress = store.progress(job.job_id)
     done = None
+    output = spec.output
+    columns = columns_of_job(scored=output.best_by is not None)
+    writer = OutputWriter(objects, output.uri, job.job_id, kind=output.format, columns=columns)
+    staged = writer.usable(store.staged_parts(job.job_id))
+    first_row = staged[-1].then.row_index if staged else 0
     if job.privacy.is_full:
-        rejected = store.rejected(job.job_id)
+        rejected = store.rejected(job.job_id, first_row=first_row)
     else:  # the output is the submitter's and whole, whatever the store keeps
         done = recorded(store, objects, job, spec, context.decode(job))
         rejected = rejected_whole(store, objects, job)
-    keep = spec.output.keep_best
-    rows = with_unfinished_rows(store, objects, job, done, with_logprobs=keep is not None)
+    keep = output.keep_best
+    rows = with_unfinished_rows(store, objects, job, done, keep is not None, first_row)
     reviews = store.reviews(job.job_id)
     rows = with_decisions(rows, reviews, partial(_held_back, context, job, spec))
     with objects.temp_folder() as folder:
@@ -103,10 +109,7 @@ def _write(
             rejected = chain(rejected, left.newly_quarantined())
         input_format = job.report.get("input_format") or unread_input.format
         rows = best_of_each(rows, keep)
-        output = spec.output
-        columns = columns_of_job(scored=output.best_by is not None)
         kept = kept_columns(context, job, spec)
-        writer = OutputWriter(objects, output.uri, job.job_id, kind=output.format, columns=columns)
         manifest = writer.write(
             rows,
             rejected,
@@ -118,7 +121,8 @@ def _write(
             beside=left.files if left is not None else (),
             still_mine=partial(context.lease_keeper.confirm, held),
             kept=kept,
-            quarantines=spec.output.malformed.then == "quarantine",
+            quarantines=output.malformed.then == "quarantine",
+            staged=staged,
         )
     if context.tells_lineage:
         facts = output_facts(manifest, columns.schema, None if kept is None else kept.schema)

@@ -1,4 +1,7 @@
-"""Record: decode a group's tokens to text, and commit its rows in one transaction."""
+"""Record: decode a group's tokens to text, and commit its rows in one transaction.
+
+Now and then a part of the output is written, too, whose rows are all there (`staging.py`).
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from specbatch.pipeline.stages.moderation import policy_report
 from specbatch.pipeline.stages.results import recorded_as
 from specbatch.pipeline.stages.reuse import offer_answers, reuse_report
 from specbatch.pipeline.stages.scoring import score_report
+from specbatch.pipeline.stages.staging import stage_part
 from specbatch.pipeline.storage.artefacts import read_results
 from specbatch.pipeline.storage.prompts import rows_of
 from specbatch.pipeline.storage.workspace import read_own
@@ -25,7 +29,7 @@ def record(context: StageContext, job_id: str, index: int) -> None:
     if work is None:
         context.pass_on(Stage.RECORD, job_id)
         return
-    begun = time.monotonic()
+    begun, recorded = time.monotonic(), None
     with attempt(context, work.lease) as held:
         begun_ns = time.time_ns()  # inside the attempt's span
         assert work.results is not None, "a group reaches RECORD with its results"
@@ -47,3 +51,6 @@ def record(context: StageContext, job_id: str, index: int) -> None:
         if due is not None:
             context.enqueue_unit(job, due, None)
         offer_answers(store, job, results.reuse, done)
+        recorded = held, job, spec
+    if recorded is not None:  # the group needs no lease any more
+        stage_part(context, *recorded, index)

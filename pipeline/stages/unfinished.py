@@ -26,14 +26,17 @@ def with_unfinished_rows(
     job: JobRow,
     done: Iterable[CompletionRecord] | None = None,
     with_logprobs: bool = False,
+    first_row: int = 0,
 ) -> Iterator[CompletionRecord]:
     """All completions in input order, and one error record per sample of every unfinished row.
 
     `done`: the completions, if they do not come from the store. `with_logprobs`: also where nobody
-    asked for them.
+    asked for them. `first_row`: rows before it are finished, and left out.
     """
     return heapq.merge(
-        store.completions(job.job_id, details=with_logprobs) if done is None else done,
+        store.completions(job.job_id, details=with_logprobs, first_row=first_row)
+        if done is None
+        else done,
         (
             record
             for row, word, error in unfinished_rows(store, objects, job)

@@ -13,6 +13,8 @@ from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.records import Artefact
 from specbatch.schemas.refusals import REFUSALS, REMEDIES
 
+MOST_MOVED_BYTES = 5 << 30  # what S3 copies in one request
+
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
@@ -60,6 +62,19 @@ class ObjectStore(Protocol):
 
     def delete(self, uri: str) -> None:
         """Remove a file; it need not exist."""
+        ...
+
+    def is_whole(self, artefact: Artefact) -> bool:
+        """Whether the file is there with this size and SHA-256, as this store wrote it."""
+        ...
+
+    def move(self, artefact: Artefact, to: str) -> None:
+        """Move a whole file within a store, replacing another: none of its bytes come here. It
+        appears at once. Where the store can only copy, the first one stays."""
+        ...
+
+    def clear(self, folder: str) -> None:
+        """Remove every file below a folder, unlisted uploads too, and the folder itself."""
         ...
 
     def abort_uploads(self, prefix: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import shutil
 import tempfile
 import threading
 import uuid
@@ -100,6 +101,15 @@ class Objects:
 
     def delete(self, uri: str) -> None:
         self._store(uri).delete(uri)
+
+    def is_whole(self, artefact: Artefact) -> bool:
+        return self._store(artefact.uri).is_whole(artefact)
+
+    def move(self, artefact: Artefact, to: str) -> None:
+        self._store(to).move(artefact, to)
+
+    def clear(self, folder: str) -> None:
+        self._store(folder).clear(folder)
 
     def abort_uploads(self, prefix: str) -> None:
         self._store(prefix).abort_uploads(prefix)
@@ -208,6 +218,28 @@ class LocalObjects:
     def delete(self, uri: str) -> None:
         with explained("delete", uri):
             local_path(uri).unlink(missing_ok=True)
+
+    def is_whole(self, artefact: Artefact) -> bool:
+        path = local_path(artefact.uri)
+        with explained("read", artefact.uri):
+            if not path.is_file() or path.stat().st_size != artefact.size_bytes:
+                return False
+            with path.open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest() == artefact.sha256
+
+    def move(self, artefact: Artefact, to: str) -> None:
+        path, place = local_path(artefact.uri), local_path(to)
+        with explained("write", to):
+            self._make_folder(place)
+            path.replace(place)
+            sync_folder(place.parent)
+            sync_folder(path.parent)
+
+    def clear(self, folder: str) -> None:
+        path = local_path(folder)
+        with explained("delete", folder):
+            if path.is_dir():
+                shutil.rmtree(path)
 
     def abort_uploads(self, prefix: str) -> None:
         """Does nothing: listings include temporary files that a process left behind."""

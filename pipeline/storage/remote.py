@@ -114,6 +114,16 @@ class ReadOnlyObjects:
     def delete(self, uri: str) -> None:
         self._refuse(uri)
 
+    def is_whole(self, artefact: Artefact) -> bool:
+        self._refuse(artefact.uri)
+
+    def move(self, artefact: Artefact, to: str) -> None:
+        del artefact
+        self._refuse(to)
+
+    def clear(self, folder: str) -> None:
+        self._refuse(folder)
+
     def abort_uploads(self, prefix: str) -> None:
         """Does nothing: nothing is uploaded."""
 

@@ -117,6 +117,27 @@ class S3Objects:
         bucket, key = split(uri)
         self._call("delete", uri, lambda s3: s3.delete_object(Bucket=bucket, Key=key))
 
+    def is_whole(self, artefact: Artefact) -> bool:
+        """The store checked the bytes against the SHA-256 when it took them."""
+        return _is(artefact, self._head(artefact.uri) or {})
+
+    def move(self, artefact: Artefact, to: str) -> None:
+        source = dict(zip(("Bucket", "Key"), split(artefact.uri), strict=True))
+        bucket, key = split(to)
+        patience = Patience(self._retry_sec)
+        self._call(
+            "write", to,
+            lambda s3: s3.copy_object(Bucket=bucket, Key=key, CopySource=source),
+            patience,
+        )  # fmt: skip
+        self._confirm(Artefact(to, artefact.sha256, artefact.size_bytes), {}, patience)
+
+    def clear(self, folder: str) -> None:
+        root = f"{folder.rstrip('/')}/"
+        self.abort_uploads(root)
+        for info in self.list(root):
+            self.delete(info.uri)
+
     def abort_uploads(self, prefix: str) -> None:
         try:
             for upload in self._unfinished(prefix):
@@ -251,10 +272,7 @@ class S3Objects:
         names it, because a frozen process may later find what its successor uploaded."""
         uri = artefact.uri
         found = self._head(uri, patience) or {}
-        if (
-            found.get("ContentLength") == artefact.size_bytes
-            and found["Metadata"].get("sha256") == artefact.sha256
-        ):
+        if _is(artefact, found):
             return artefact
         if not found or found["ETag"] != answer.get("ETag"):
             raise ObjectError(
@@ -335,6 +353,13 @@ def split(uri: str) -> tuple[str, str]:
             "an S3 uri looks like s3://bucket/key; credentials belong in the environment"
         )
     return bucket, key
+
+
+def _is(artefact: Artefact, head: dict[str, Any]) -> bool:
+    """Whether the answer to a HEAD is that of this file."""
+    if head.get("ContentLength") != artefact.size_bytes:
+        return False
+    return bool(head["Metadata"].get("sha256") == artefact.sha256)
 
 
 def _checks(data: bytes) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.arrow import OUTPUT, output_schema
 from specbatch.schemas.errors import FencedError, ObjectError, OutputError
 from specbatch.schemas.records import CompletionRecord, FinishReason, RejectedRow
+from specbatch.schemas.staging import FIRST_PLACE, PartClaim, StagedPart
+from specbatch.schemas.usage import UsageMeter
 
 REJECTED = [RejectedRow(1, None, "bad_json", "no JSON"), RejectedRow(4, "x", "too_long", "long")]
 COMPLETIONS = [completion(0), completion(0, 1), completion(2, proposed=0), completion(3)]
@@ -464,3 +466,113 @@ def test_answers_to_completions_are_text(tmp_path: Path) -> None:
         ["text 0/0", "text 0/1"], ["text 2/0"], ["text 3/0"],
     ]  # fmt: skip
     assert {answer.object for answer in answers} == {"text_completion"}
+
+
+# --- parts that are written before the job is published -----------------------------------------
+def never() -> None:
+    """Nobody else has the work."""
+
+
+def staged(writer: OutputWriter, parts: int) -> list[StagedPart]:
+    """The first parts, staged one after another."""
+    made, place = [], FIRST_PLACE
+    for _ in range(parts):
+        claim = PartClaim("job-a", place, f"{place.number:032x}")
+        done, bad = (
+            [row for row in rows if row.row_index >= place.row_index]
+            for rows in (COMPLETIONS, REJECTED)
+        )
+        part = writer.stage(claim, done, bad, never)
+        assert part is not None
+        made.append(part)
+        place = part.then
+    return made
+
+
+def rest_of(parts: list[StagedPart]) -> tuple[list[CompletionRecord], list[RejectedRow]]:
+    first = parts[-1].then.row_index if parts else 0
+    return (
+        [row for row in COMPLETIONS if row.row_index >= first],
+        [row for row in REJECTED if row.row_index >= first],
+    )
+
+
+def contents(objects: Objects, uri: str) -> dict[str, bytes]:
+    """The files of an output, but for its manifest."""
+    found = {f.uri.removeprefix(uri): objects.get_bytes(f.uri) for f in objects.list(f"{uri}/")}
+    return {name: data for name, data in found.items() if name != "/manifest.json"}
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_staged_parts_are_published_as_they_would_be_written(
+    place: tuple[Objects, str], kind: Any
+) -> None:
+    objects, uri = place
+    plain = OutputWriter(objects, f"{uri}-plain", "job-a", rows_per_part=1, kind=kind)
+    expected = plain.write(COMPLETIONS, REJECTED)
+    writer = OutputWriter(objects, uri, "job-a", rows_per_part=1, kind=kind)
+    parts = staged(writer, 4)
+    with pytest.raises(OutputError, match="has not finished"):
+        read_manifest(uri, objects)
+    assert writer.usable(parts) == parts
+    assert writer.write(*rest_of(parts), staged=parts) == expected
+    assert contents(objects, uri) == contents(objects, f"{uri}-plain")
+
+
+def test_a_publication_that_was_killed_finds_the_parts_that_it_moved(
+    place: tuple[Objects, str],
+) -> None:
+    objects, uri = place
+    writer = OutputWriter(objects, uri, "job-a", rows_per_part=2)
+    parts = staged(writer, 2)
+    assert writer.usable(parts) == parts
+
+    def killed(_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        writer.write(*rest_of(parts), staged=parts, commit=killed)
+    again = OutputWriter(objects, uri, "job-a", rows_per_part=2)
+    assert again.usable(parts) == parts
+    manifest = again.write(*rest_of(parts), staged=parts)
+    assert (manifest.rows, manifest.completions, manifest.rejected) == (6, 4, 2)
+    assert read_output(uri, objects)["row_index"].to_pylist() == [0, 0, 1, 2, 3, 4]
+
+
+def test_parts_are_used_up_to_the_first_that_is_not_as_it_was_staged(
+    place: tuple[Objects, str],
+) -> None:
+    objects, uri = place
+    writer = OutputWriter(objects, uri, "job-a", rows_per_part=1)
+    parts = staged(writer, 4)
+    harmed = sorted(f.uri for f in objects.list(f"{uri}/_specbatch_staging/"))[2]
+    data = bytearray(objects.get_bytes(harmed))
+    data[10] ^= 1
+    objects.put_bytes(harmed, bytes(data))
+    assert writer.usable(parts) == parts[:2]
+    objects.delete(harmed)
+    assert writer.usable(parts) == parts[:2]
+    assert OutputWriter(objects, uri, "job-a", rows_per_part=2).usable(parts) == []
+
+
+def test_a_store_copies_staged_parts_itself(s3: Objects, bucket: str) -> None:
+    uri = f"{bucket}/jobs/out"
+    writer = OutputWriter(s3, uri, "job-a", rows_per_part=2)
+    parts = staged(writer, 3)
+    assert writer.usable(parts) == parts
+    meter = UsageMeter()
+    with meter.measuring():
+        writer.write(*rest_of(parts), staged=parts)
+    assert meter.read().stored_bytes == len(s3.get_bytes(f"{uri}/manifest.json"))
+
+
+def test_a_part_whose_claim_is_lost_is_not_written(place: tuple[Objects, str]) -> None:
+    objects, uri = place
+
+    def lost() -> None:
+        raise FencedError("another worker has it")
+
+    writer = OutputWriter(objects, uri, "job-a", rows_per_part=1)
+    with pytest.raises(FencedError):
+        writer.stage(PartClaim("job-a", FIRST_PLACE, "0" * 32), COMPLETIONS, REJECTED, lost)
+    assert objects.list(f"{uri}/_specbatch_staging/") == []

@@ -18,6 +18,7 @@ from sqlalchemy import (
     Executable,
     bindparam,
     case,
+    delete,
     exists,
     func,
     insert,
@@ -51,6 +52,7 @@ from specbatch.schemas.records import (
     SourcePosition,
     Stage,
 )
+from specbatch.schemas.staging_tables import Staged
 from specbatch.schemas.tables import Group, Job, Rejected, group_is_open
 from specbatch.schemas.text_columns import SHOWN_WITHOUT_KEY
 from specbatch.schemas.usage import UsageMeter
@@ -254,7 +256,8 @@ def _end(
     error: str | None,
     head: Mapping[str, Any],
 ) -> None:
-    """End the locked job; groups that are still open become CANCELLED."""
+    """End the locked job; groups that are still open become CANCELLED, and staged parts count no
+    more: a retry may change what they would hold."""
     job_id = job.job_id
     conn.execute(
         update(Group)
@@ -267,6 +270,7 @@ def _end(
             **FREE,
         )
     )
+    conn.execute(delete(Staged).where(Staged.job_id == job_id))
     move(conn, now, job_id, Stage.END, state=state.value, error=error, finished_at=now, **head)
     notifications.add(conn, now, job, head["log_number"], Event(state.value))
 

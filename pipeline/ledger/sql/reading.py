@@ -32,16 +32,21 @@ BY_ROW: tuple[Any, ...] = (Completion.row_index, Completion.sample_index)
 
 
 def completions(
-    database: Transactions, job_id: str, batch: int = 1000, details: bool = True
+    database: Transactions,
+    job_id: str,
+    batch: int = 1000,
+    details: bool = True,
+    first_row: int = 0,
+    before_row: int | None = None,
 ) -> Iterator[CompletionRecord]:
-    """All completions by (row, sample)."""
+    """Completions by (row, sample)."""
     query = (
         select(
             *(Completion.__table__.c if details else _published()),
             *MODELS_OF_JOB,
         )
         .join(Job, Job.job_id == Completion.job_id)
-        .where(Completion.job_id == job_id)
+        .where(*_of_rows(Completion, job_id, first_row, before_row))
     )
     for rows in database.pages(query, BY_ROW, batch):
         yield from map(completion_rows.completion_record, rows)
@@ -57,11 +62,28 @@ def _published() -> list[Any]:
     return list(columns.values())
 
 
-def rejected(database: Transactions, job_id: str, batch: int = 1000) -> Iterator[RejectedRow]:
+def rejected(
+    database: Transactions,
+    job_id: str,
+    batch: int = 1000,
+    first_row: int = 0,
+    before_row: int | None = None,
+) -> Iterator[RejectedRow]:
     """Quarantined rows, by row."""
-    query = select(*Rejected.__table__.c).where(Rejected.job_id == job_id)
+    query = select(*Rejected.__table__.c).where(*_of_rows(Rejected, job_id, first_row, before_row))
     for rows in database.pages(query, (Rejected.row_index,), batch):
         yield from map(mapper.rejected_row, rows)
+
+
+def _of_rows(
+    table: type[Completion] | type[Rejected], job_id: str, first: int, before: int | None
+) -> list[Any]:
+    which: list[Any] = [table.job_id == job_id]
+    if first:
+        which.append(table.row_index >= first)
+    if before is not None:
+        which.append(table.row_index < before)
+    return which
 
 
 def failed_groups(conn: Connection, job_id: str) -> list[tuple[int, str, Prompts, str]]:

@@ -33,6 +33,7 @@ from specbatch.pipeline.ledger.sql import (
     schedules,
     serving,
     splitting,
+    staging,
     stopping,
     sweeping,
     switching,
@@ -50,6 +51,7 @@ from specbatch.schemas.fingerprint import Models
 from specbatch.schemas.numeric_class import Change, Serves
 from specbatch.schemas.placement import Site
 from specbatch.schemas.records import GroupWork, JobRow, JobWork, Lease, NewJob, Released, Stage
+from specbatch.schemas.staging import PartClaim, PartPlace
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -295,6 +297,16 @@ class SqlStore:
     failed_groups = _reads(reading.failed_groups)
     prompts_of = _reads(reading.prompts_of)
     finish_job = _writes(jobs.finish)
+    first_unrecorded = _reads(staging.first_unrecorded)
+    next_part = _reads_now(staging.next_part)
+    rows_between = _reads(staging.rows_between)
+    _claim_part = _writes(staging.claim_part)
+    extend_part = _writes(staging.extend_part)
+    note_part = _writes(staging.note_part)
+    staged_parts = _reads(staging.staged_parts)
+
+    def claim_part(self, job_id: str, place: PartPlace, lease_sec: float) -> PartClaim | None:
+        return self._claim_part(self._max_attempts, job_id, place, lease_sec)
 
     # --- what drafting taught ---------------------------------------------------------------
     note_decisions = _writes(learning.note_decisions)
