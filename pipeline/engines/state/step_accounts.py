@@ -72,8 +72,9 @@ class StepAccounts:
         count, rows = len(step.deciding), len(step.plan) + sum(map(len, step.drafts))
         price = self._price(count)  # of before this step
         if step.draft_plan.arm is not Arm.SETTLING and self._is_measure(step, rows > count):
-            taken = ticks / TICKS_PER_SEC - _beside_depth_0(step)
-            self._step_time.observe(rows, count, taken / _passes(step))
+            taken, passes = ticks / TICKS_PER_SEC - _beside_depth_0(step), _passes(step)
+            for _ in range(round(passes)):  # memory and certainty are counted in passes
+                self._step_time.observe(rows, count, taken / passes)
         if step.draft_plan.arm is not Arm.APART:
             self._compare(step, ticks, shares, price)
 
