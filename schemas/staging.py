@@ -36,6 +36,7 @@ class StagedPart:
 
     number: int
     token: str
+    schema_version: int  # of the output's columns
     rows: int
     rejected: int  # of the rows: quarantined ones
     size_bytes: int

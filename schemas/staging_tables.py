@@ -20,9 +20,10 @@ class Staged(Base):
     token: Mapped[str]  # another with each claim: writes name it
     lease_until: Mapped[float]
     attempts: Mapped[int]
+    schema_version: Mapped[int | None]  # of the output's columns
     rows: Mapped[int | None]
     rejected: Mapped[int | None]
     size_bytes: Mapped[int | None] = mapped_column(BigInteger)
     sha256: Mapped[str | None]
     next_row: Mapped[int | None] = mapped_column(BigInteger)  # where the next part begins …
-    next_skip: Mapped[int | None]  # … and how many output rows of it are in this one
+    next_skip: Mapped[int | None]  # … and how many output rows of it are in the parts before

@@ -21,6 +21,7 @@ def upgrade() -> None:
         sa.Column("token", sa.Text(), nullable=False),
         sa.Column("lease_until", sa.Double(), nullable=False),
         sa.Column("attempts", sa.Integer(), nullable=False),
+        sa.Column("schema_version", sa.Integer(), nullable=True),
         sa.Column("rows", sa.Integer(), nullable=True),
         sa.Column("rejected", sa.Integer(), nullable=True),
         sa.Column("size_bytes", sa.BigInteger(), nullable=True),

@@ -17,8 +17,8 @@ class Staging(Protocol):
         the second value are recorded or quarantined."""
 
     def next_part(self, job_id: str) -> PartPlace | None:
-        """The place of the first part that is not noted; None if the job reads no more groups
-        and waits for none, or if another worker writes that part."""
+        """The place of the first part that is not noted; None unless the job is at INGEST or RUN,
+        if another worker writes that part, or if it was claimed `max_attempts` times."""
 
     def rows_between(self, job_id: str, first: int, before: int, most: int) -> int:
         """How many completions and quarantined rows input rows have from `first` to before

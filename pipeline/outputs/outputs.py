@@ -287,8 +287,8 @@ class OutputWriter:
             still_mine()
             made = self._objects.put_file(self._staged_uri(claim.place.number, claim.token), path)
         return StagedPart(
-            claim.place.number, claim.token, count, counts[RejectedRow], made.size_bytes,
-            made.sha256, place.then(),
+            claim.place.number, claim.token, arrow.SCHEMA_VERSION, count, counts[RejectedRow],
+            made.size_bytes, made.sha256, place.then(),
         )  # fmt: skip
 
     def forget(self, claim: PartClaim) -> None:
@@ -296,11 +296,12 @@ class OutputWriter:
         self._objects.delete(self._staged_uri(claim.place.number, claim.token))
 
     def usable(self, noted: Iterable[StagedPart]) -> list[StagedPart]:
-        """The noted parts up to the first that is damaged or gone, or has another number of rows
-        than `write` gives a part."""
+        """The noted parts up to the first that is damaged or gone, or is not what `write` makes: it
+        has another number of rows, or another version's columns."""
         found: list[StagedPart] = []
         for part in noted:
-            artefact = self._where(part) if part.rows == self.rows_per_part else None
+            alike = part.rows == self.rows_per_part and part.schema_version == arrow.SCHEMA_VERSION
+            artefact = self._where(part) if alike else None
             if artefact is None:
                 break
             self._usable[part.number] = artefact
@@ -360,6 +361,8 @@ class OutputWriter:
         names = self._names()
         if were_staged or any(name.startswith(f"{STAGING}/") for name in names):
             self._objects.clear(join(self._uri, STAGING))
+        else:
+            self._objects.abort_uploads(join(self._uri, STAGING))
         parts = set(filter(is_part, names))
         for name in (parts | remainder_names(self._job_id)) - keep:
             self._objects.delete(join(self._uri, name))

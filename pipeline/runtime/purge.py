@@ -7,6 +7,7 @@ pyarrow: it deletes files and reads none.
 from __future__ import annotations
 
 import heapq
+import logging
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
@@ -33,6 +34,8 @@ from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.errors import ObjectError, UsageError
 from specbatch.schemas.records import JobRow, JobState
 from specbatch.schemas.settings import Settings
+
+log = logging.getLogger(__name__)
 
 DAY_SEC = 86_400.0
 
@@ -240,8 +243,11 @@ class Purger:
     def _delete_staged(self, job: JobRow) -> None:
         """Delete parts that were never published: they are no output."""
         folder = tidy(job.output_uri)
-        if job.privacy.is_full and owner_of(self.objects, folder) == job.job_id:
-            self.objects.clear(join(folder, STAGING))
+        try:
+            if job.privacy.is_full and owner_of(self.objects, folder) == job.job_id:
+                self.objects.clear(join(folder, STAGING))
+        except ObjectError as error:  # perhaps why the job failed: the purge must not fail, too
+            log.warning("the output of job %s was not looked at: %s", job.job_id, error)
 
     def _delete_listed(self, job: JobRow, folder: str) -> bool:
         """Whether no other job's manifest is there."""

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_LOOKS_PER_PART = 4  # at least: as often it is seen whether a part may be written
+_LOOKS_PER_PART = 4  # how often, at least, a worker looks whether a part may be written
 
 
 def stage_part(

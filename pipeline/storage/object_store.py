@@ -13,7 +13,7 @@ from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.records import Artefact
 from specbatch.schemas.refusals import REFUSALS, REMEDIES
 
-MOST_MOVED_BYTES = 5 << 30  # what S3 copies in one request
+MOST_MOVED_BYTES = 1 << 30  # a copy is one request, which must end before it times out
 
 
 @dataclass(frozen=True, slots=True)

@@ -239,6 +239,8 @@ class LocalObjects:
         path = local_path(folder)
         with explained("delete", folder):
             if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)  # a writer may just add or delete a file
+            if path.is_dir():
                 shutil.rmtree(path)
 
     def abort_uploads(self, prefix: str) -> None:

@@ -29,7 +29,7 @@ def claimed(store: Store) -> PartClaim:
 
 def noted(store: Store, claim: PartClaim, row: int, skip: int = 1) -> StagedPart:
     then = PartPlace(claim.place.number + 1, row, skip)
-    part = StagedPart(claim.place.number, claim.token, 3, 1, 70, "5ha", then)
+    part = StagedPart(claim.place.number, claim.token, 2, 3, 1, 70, "5ha", then)
     store.note_part(claim, part)
     return part
 
@@ -128,6 +128,7 @@ def test_a_claim_that_ran_out_writes_nothing_once_another_has_it(
     part = noted(store, claim, row=1)
     with pytest.raises(FencedError):
         noted(store, claim, row=2)
+    assert noted(store, claim, row=1) == part, "asked again, as the answer was lost"
     assert store.staged_parts(JOB) == [part]
 
 

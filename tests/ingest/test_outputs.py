@@ -550,6 +550,8 @@ def test_parts_are_used_up_to_the_first_that_is_not_as_it_was_staged(
     data[10] ^= 1
     objects.put_bytes(harmed, bytes(data))
     assert writer.usable(parts) == parts[:2]
+    other = replace(parts[1], schema_version=parts[1].schema_version - 1)
+    assert writer.usable([parts[0], other]) == parts[:1], "an earlier version's columns"
     objects.delete(harmed)
     assert writer.usable(parts) == parts[:2]
     assert OutputWriter(objects, uri, "job-a", rows_per_part=2).usable(parts) == []

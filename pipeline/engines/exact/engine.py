@@ -246,7 +246,7 @@ class Engine:
             generated = runner.generate(chunks, limits, columns.stops, counters, rows)
         except Exception as error:
             log.warning("several passes in one call raised: one at a time now", exc_info=error)
-            self._passes_at_once, step.ordinary = 1, False
+            self._passes_at_once, step.ordinary, self._accounts.multi_step = 1, False, False
             self.stats.raised_passes += 1
             return False
         step.pass_ticks = now() - begun

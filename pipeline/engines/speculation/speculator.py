@@ -177,7 +177,8 @@ class Speculator:
 
     def on_passes(self, arm: Arm, passes: int) -> None:
         """The last step made so many passes in one call: each counts as a step."""
-        self.steps += passes - 1
+        if self.proposers:
+            self.steps += passes - 1
         if arm is Arm.CONTROL:
             self._control_passes = passes
 
@@ -253,6 +254,7 @@ class Speculator:
         """
         if self._settling:
             self._settling -= 1
+            self._control_passes = 1  # unless `on_passes` says more
             return Arm.SETTLING if self._settling else Arm.CONTROL
         if self._selection.at_depth_0 and not self._opens:
             return Arm.PLAIN

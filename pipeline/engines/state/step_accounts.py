@@ -26,7 +26,7 @@ class StepAccounts:
         `multi_step`: depth 0 makes several passes in one call, so that a lone one is no measure
         of it.
         """
-        self._multi_step = multi_step
+        self.multi_step = multi_step
         self._stats = stats
         self._step_time = step_time
         self._book = TimeBook(stats.time)
@@ -83,7 +83,7 @@ class StepAccounts:
         if step.passes_made > 1:
             return _passes(step) >= WHOLE * step.passes_made
         is_lone = step.draft_plan.arm is Arm.DRAFTS or step.is_watched
-        return drafted or not (self._multi_step and is_lone)
+        return drafted or not (self.multi_step and is_lone)
 
     def _compare(self, step: Step, ticks: int, shares: Seq[int], price_sec: float) -> None:
         """Note what a decoding step took, beside what its tokens would have taken at depth 0."""

@@ -1,7 +1,7 @@
 """Statements on staged parts. The last row of a job is the part that is being written, if one is.
 
-A part's claim needs no stage of the job and no fencing token of its: ingest may hold the job
-meanwhile. Each claim has a token of its own. Once the job is at PUBLISH no part is claimed or noted
+A part's claim does not need the job's own lease: ingest may hold that meanwhile. Each claim has a
+token of its own. Once the job is at PUBLISH no part is claimed or noted
 any more, so its publisher reads notes that do not change.
 """
 
@@ -42,11 +42,11 @@ def first_unrecorded(conn: Connection, job_id: str) -> tuple[Prompts | None, int
     return min(map(mapper.prompts, found), key=rules.row_order, default=None), next_row
 
 
-def next_part(conn: Connection, now: Now, job_id: str) -> PartPlace | None:
+def next_part(conn: Connection, now: Now, max_attempts: int, job_id: str) -> PartPlace | None:
     if conn.scalar(select(Job.stage).where(Job.job_id == job_id)) not in _WHILE_AT:
         return None
-    place, is_free, _ = _next(conn, now, job_id)
-    return place if is_free else None
+    place, is_free, attempts = _next(conn, now, job_id)
+    return place if is_free and attempts < max_attempts else None
 
 
 def rows_between(conn: Connection, job_id: str, first: int, before: int, most: int) -> int:
@@ -87,10 +87,15 @@ def note_part(
     by: Lease | None = None,
     usage: UsageMeter | None = None,
 ) -> None:
+    this = (Staged.job_id == claim.job_id, Staged.number == claim.place.number)
+    row = conn.execute(select(*Staged.__table__.c).where(*this)).first()
+    if row is not None and row.sha256 is not None and _noted(row) == part:
+        return  # the answer to this very commit was lost
     _update(
         conn,
         claim,
         lease_until=0.0,
+        schema_version=part.schema_version,
         rows=part.rows,
         rejected=part.rejected,
         size_bytes=part.size_bytes,
@@ -105,12 +110,20 @@ def note_part(
 def staged_parts(conn: Connection, job_id: str) -> list[StagedPart]:
     noted = (Staged.job_id == job_id, Staged.sha256.is_not(None))
     rows = conn.execute(select(*Staged.__table__.c).where(*noted).order_by(Staged.number))
-    return [
-        StagedPart(
-            row.number, row.token, row.rows, row.rejected, row.size_bytes, row.sha256, _then(row)
-        )
-        for row in rows
-    ]
+    return list(map(_noted, rows))
+
+
+def _noted(row: Any) -> StagedPart:
+    return StagedPart(
+        row.number,
+        row.token,
+        row.schema_version,
+        row.rows,
+        row.rejected,
+        row.size_bytes,
+        row.sha256,
+        _then(row),
+    )
 
 
 def _next(conn: Connection, now: Now, job_id: str) -> tuple[PartPlace, bool, int]:

@@ -298,12 +298,15 @@ class SqlStore:
     prompts_of = _reads(reading.prompts_of)
     finish_job = _writes(jobs.finish)
     first_unrecorded = _reads(staging.first_unrecorded)
-    next_part = _reads_now(staging.next_part)
+    _next_part = _reads_now(staging.next_part)
     rows_between = _reads(staging.rows_between)
     _claim_part = _writes(staging.claim_part)
     extend_part = _writes(staging.extend_part)
     note_part = _writes(staging.note_part)
     staged_parts = _reads(staging.staged_parts)
+
+    def next_part(self, job_id: str) -> PartPlace | None:
+        return self._next_part(self._max_attempts, job_id)
 
     def claim_part(self, job_id: str, place: PartPlace, lease_sec: float) -> PartClaim | None:
         return self._claim_part(self._max_attempts, job_id, place, lease_sec)

@@ -161,9 +161,9 @@ class Controls:
                 _add(sums, 0, 1.0, part.seconds, part.tokens, price, price * price)
                 continue
             _add(sums, 11, part.seconds, part.tokens, part.seconds * own)
-            if arm is Arm.CONTROL:
-                passes = part.tokens / part.sequences if several else 1.0
-                taken = odds * part.seconds * own / passes if passes else 0.0
+            passes = part.tokens / part.sequences if several else 1.0
+            if arm is Arm.CONTROL and passes:
+                taken = odds * part.seconds * own / passes
                 price = odds * price_sec * part.sequences / count
                 squares = (taken * taken, taken * price, price * price)
                 _add(sums, 5, 1.0, taken, price, *squares)
