@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
+from specbatch.kernels.multi_step.contract import Generated
 from specbatch.pipeline.engines.exact.model.batch import Chunk
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
 
@@ -38,6 +39,16 @@ class TimedRunner(ModelRunner):
         size = len(chunks), tokens, sum(chunk.logit_rows for chunk in chunks)
         self._passes.append((size, seconds))
         return logits
+
+    def generate(self, chunks: Sequence[Chunk], *rest: Any) -> Generated:
+        """Passes of one call take equally long: they cannot be timed apart."""
+        begun = time.perf_counter()
+        generated = super().generate(chunks, *rest)
+        seconds = (time.perf_counter() - begun) / max(generated.made)
+        for after in range(max(generated.made)):
+            left = sum(made > after for made in generated.made)
+            self._passes.append(((left, left, left), seconds))
+        return generated
 
     def take_passes(self) -> list[tuple[Size, float]]:
         taken, self._passes = self._passes, []

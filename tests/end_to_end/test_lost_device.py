@@ -20,23 +20,23 @@ JOB = (
     *("--max-tokens", "24", "--temperature", "0.8", "--seed", "7", "--idempotency-key", "k"),
 )
 MESSAGE = "engine step failed: CUDA error: some words"
-# `specbatch`, on a device that is lost in its tenth pass.
+# `specbatch`, on a device that is lost in its fourth call, of one pass or several.
 LOSING = """
 import sys, torch
 from specbatch.jobs.cli.main import main
 from specbatch.kernels.decoder import cpu
 
-forward, passes = cpu.Decoder.forward, []
+arguments, calls = cpu.Decoder.arguments, []
 
-def lose(self, batch):
-    passes.append(1)
-    if len(passes) >= 10:
+def lose(self, *given):
+    calls.append(1)
+    if len(calls) >= 4:
         error = torch.AcceleratorError("CUDA error: some words")
         error.error_code = int(CODE)
         raise error
-    return forward(self, batch)
+    return arguments(self, *given)
 
-cpu.Decoder.forward = lose
+cpu.Decoder.arguments = lose
 sys.argv[0] = "specbatch"
 main()
 """

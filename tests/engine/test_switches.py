@@ -67,7 +67,7 @@ def decisions_of(one: Bench | Simulation, job: str) -> list[Decision]:
 
 def test_drafts_end_with_the_next_step_and_return(tiny_pair: TinyPair) -> None:
     asked = requests()
-    one = bench(tiny_pair.verifier, tiny_pair.draft).add(*asked)
+    one = bench(tiny_pair.verifier, tiny_pair.draft, passes_at_once=1).add(*asked)
     proposed_in(one, 2)
     assert min(proposed_in(one, 1).values()) > 0
     one.engine.switch(off(EVERYTHING))

@@ -16,15 +16,15 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from specbatch.kernels.multi_step.contract import Generated
 from specbatch.kernels.verify.contract import Verdict
 from specbatch.pipeline.engines.clock import now
 from specbatch.pipeline.engines.contract import Completion, EngineStats, Request, Wanted
+from specbatch.pipeline.engines.exact import multi_step
 from specbatch.pipeline.engines.exact.model.batch import Chunk, to_host
 from specbatch.pipeline.engines.exact.model.runner import ModelRunner
 from specbatch.pipeline.engines.exact.recheck import Rechecker
 from specbatch.pipeline.engines.exact.sampling.sampler import choose_sampler
-from specbatch.pipeline.engines.exact.sampling.sampling import LastColumns, sampling_rows
+from specbatch.pipeline.engines.exact.sampling.sampling import LastColumns
 from specbatch.pipeline.engines.exact.sampling.verification import MostLikely, verify
 from specbatch.pipeline.engines.exact.scheduler import Scheduler
 from specbatch.pipeline.engines.observing import Observer, Watch
@@ -40,6 +40,7 @@ from specbatch.pipeline.engines.state.recovery import (
     isolate,
     with_type,
 )
+from specbatch.pipeline.engines.state.refusal import all_within, refusal
 from specbatch.pipeline.engines.state.sequence import Sequence, stop_ids_of
 from specbatch.pipeline.engines.state.step import Draft, Planned, Step
 from specbatch.pipeline.engines.state.step_accounts import StepAccounts
@@ -48,7 +49,7 @@ from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
 from specbatch.schemas.draft_switches import DraftSwitches
 from specbatch.schemas.provenance import TICKS_PER_SEC
-from specbatch.schemas.records import FinishReason, SamplingParams, TopLogprobs
+from specbatch.schemas.records import FinishReason, TopLogprobs
 from specbatch.schemas.speculation import AcceptanceCount
 
 log = logging.getLogger(__name__)
@@ -107,14 +108,14 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queue a request. The next step returns an error for one that cannot run."""
         limit, vocab_size = self._runner.context_tokens, self._runner.vocab_size
-        if not _all_within(request.draft_ids, vocab_size):  # a hint that cannot be right
+        if not all_within(request.draft_ids, vocab_size):  # a hint that cannot be right
             request = replace(request, draft_ids=())
         sequence = Sequence(
             request=request,
             stop_ids=stop_ids_of(request, self._runner.eos_ids, vocab_size),
             max_length=min(limit, len(request.prompt_ids) + request.params.max_tokens),
         )
-        sequence.error = _refusal(sequence, limit, vocab_size, self._runner.shortage)
+        sequence.error = refusal(sequence, limit, vocab_size, self._runner.shortage)
         if sequence.error is not None:
             sequence.finish_reason = FinishReason.ERROR
             self._rejected.append(sequence.completion())
@@ -153,7 +154,7 @@ class Engine:
 
     def hint(self, request_id: str, position: int, token_ids: tuple[int, ...]) -> None:
         """Suggest what follows a request's first `position` output tokens. May be late."""
-        if self._block is None or not _all_within(token_ids, self._runner.vocab_size):
+        if self._block is None or not all_within(token_ids, self._runner.vocab_size):
             return
         for sequence in self._scheduler.running:
             if sequence.request.request_id == request_id:
@@ -233,54 +234,34 @@ class Engine:
     def _decide_several(self, step: Step) -> bool:
         """Make several passes in one call and commit their tokens, where each needs only the tokens
         of the one before. False: no sequence has changed."""
-        if (passes := self._passes_of(step)) < 2:
+        most = self._passes_at_once
+        if most < 2 or not multi_step.is_possible(step):
             return False
-        deciding, runner = step.deciding, self._runner
-        limits = [1 + self._room_for_draft(s, min(passes, s.remaining) - 1) for s in deciding]
-        columns = self._columns.of(deciding, runner.device)
-        ones = [1] * len(deciding)
-        rows, counters = sampling_rows(deciding, ones, runner.device, columns=columns)
-        chunks = [Chunk(s.kv, s.tokens[-1:], 1) for s in deciding]
-        begun, began = now(), time.perf_counter()
+        columns = self._columns.of(step.deciding, self._runner.device)
+        passes = self._accounts.passes_within(tuning.SEVERAL_SEC, len(step.deciding), most)
+        if passes < 2 or not columns.multi_step:
+            return False
+        room = [self._room_for_draft(s, min(passes, s.remaining) - 1) for s in step.deciding]
+        begun = now()
         try:
-            generated = runner.generate(chunks, limits, columns.stops, counters, rows)
+            generated = multi_step.generate(self._runner, step.deciding, columns, room)
         except Exception as error:
             log.warning("several passes in one call raised: one at a time now", exc_info=error)
-            self._passes_at_once, step.ordinary, self._accounts.multi_step = 1, False, False
+            self._passes_at_once, self._accounts.multi_step = 1, False
+            step.ordinary = False
             self.stats.raised_passes += 1
             return False
         step.pass_ticks = now() - begun
-        self.stats.forward_sec += time.perf_counter() - began
+        self.stats.forward_sec += step.pass_ticks / TICKS_PER_SEC
         self._budget.passed()
-        step.passes_made = max(generated.made)
+        for sequence in multi_step.commit(step, generated, self._runner.blocks):
+            self._fail(sequence, f"{_NAN} at token {sequence.num_output}")
         self._speculator.on_passes(step.draft_plan.arm, step.passes_made)
-        self._commit_several(step, generated)
-        return True
-
-    def _passes_of(self, step: Step) -> int:
-        """How many passes the step may make at once."""
-        most = self._passes_at_once
-        if most < 2 or not (step.draft_plan.multi_step and step.decoding) or step.is_watched:
-            return 1
-        if not self._columns.of(step.deciding, self._runner.device).multi_step:
-            return 1
-        if not all(sequence.num_output for sequence in step.deciding):
-            return 1  # a first token is not kept waiting
-        return self._accounts.passes_within(tuning.SEVERAL_SEC, len(step.deciding), most)
-
-    def _commit_several(self, step: Step, generated: Generated) -> None:
-        for sequence, tokens, logprobs, made in zip(step.deciding, *generated, strict=True):
-            step.emitted[sequence] = made
-            if math.isnan(logprobs[made - 1]):
-                made = step.emitted[sequence] = made - 1
-                self._fail(sequence, f"{_NAN} at token {sequence.num_output + made}")
-            if made:
-                sequence.append(tokens[:made], logprobs[:made])
-            self._runner.blocks.trim(sequence.kv, len(sequence.tokens) - 1)
         self.stats.generated_tokens += sum(step.emitted.values())
         self.stats.verifier_passes += sum(generated.made)
         if self._watch is not None:
             self._watch.decided(step.deciding)
+        return True
 
     def _decide(self, step: Step) -> list[tuple[Step, Verdict | None]]:
         """Verdicts on all of the step, or on the parts of it whose passes do not raise."""
@@ -489,50 +470,3 @@ class Engine:
 
 
 # --- which requests it can run ------------------------------------------------------------------
-
-
-def _refusal(
-    sequence: Sequence, limit: int, vocab_size: int, shortage: str | None = None
-) -> str | None:
-    """Why a sequence cannot run in a context of `limit` tokens; None: it can.
-
-    `shortage`: why the KV cache has no room for the model's own context, which is longer.
-    """
-    request = sequence.request
-    if shortage is not None and len(request.prompt_ids) >= limit:
-        return (
-            f"prompt of {len(request.prompt_ids)} tokens does not fit this worker's KV cache of "
-            f"{limit}: {shortage}"
-        )
-    if len(request.prompt_ids) >= limit or not request.prompt_ids:
-        return f"prompt of {len(request.prompt_ids)} tokens does not fit the context of {limit}"
-    if sequence.remaining <= 0:
-        return f"{len(request.decided_ids)} tokens of output leave no room for more"
-    if not _all_within(request.prompt_ids + request.decided_ids, vocab_size):
-        return f"prompt has a token outside the vocabulary of {vocab_size}"
-    if request.params.stop and request.watch_text is None:
-        return "stop strings need a detokenizer"
-    if request.grammar is not None and request.grammar.vocab_size != vocab_size:
-        return (
-            f"its grammar is for a vocabulary of {request.grammar.vocab_size}, "
-            f"the model's has {vocab_size}"
-        )
-    return _sampling_problem(request.params, sequence.stop_ids, vocab_size)
-
-
-def _all_within(token_ids: tuple[int, ...], vocab_size: int) -> bool:
-    return not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size)
-
-
-def _sampling_problem(
-    params: SamplingParams, stop_ids: frozenset[int], vocab_size: int
-) -> str | None:
-    """Why these sampling parameters do not fit the vocabulary; None: they do."""
-    ends = {word[-1] for word in params.bad_words}
-    named = {token for token, _ in params.logit_bias} | {*params.bad_token_ids, *ends}
-    named |= {token for word in params.bad_words for token in word}
-    if named and not (min(named) >= 0 and max(named) < vocab_size):
-        return f"sampling names a token outside the vocabulary of {vocab_size}"
-    if len({*params.bad_token_ids, *ends, *(stop_ids if params.min_tokens else ())}) >= vocab_size:
-        return "sampling forbids every token of the vocabulary"
-    return None
