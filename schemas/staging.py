@@ -23,7 +23,7 @@ FIRST_PLACE = PartPlace(0)
 
 @dataclass(frozen=True, slots=True)
 class PartClaim:
-    """The right to write one part; whoever claims it again ends it. `token` is in its file name."""
+    """The right to write one part, until it is claimed again. `token` is in its file name."""
 
     job_id: str
     place: PartPlace

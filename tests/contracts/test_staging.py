@@ -173,7 +173,7 @@ def test_no_note_outlives_the_run_of_its_job(store: Store) -> None:
         noted(store, late, row=2)
 
 
-def test_a_retried_job_begins_its_parts_anew(store: Store) -> None:
+def test_a_retried_job_begins_with_its_first_part(store: Store) -> None:
     ingest(store, groups=2, rows=1)
     noted(store, claimed(store), row=1)
     late = claimed(store)
