@@ -132,7 +132,7 @@ RIGHTS: Mapping[str, Rights] = {
             "reusable_outputs": ("job_id", "row_index", "sample_index"),
             "staged_parts": (
                 *("token", "lease_until", "attempts", "rows", "rejected", "size_bytes", "sha256"),
-                *("next_row", "next_skip"),
+                *("schema_version", "next_row", "next_skip"),
             ),
         },
         sequences=("decisions_id_seq", "rollout_groups_id_seq"),
