@@ -52,6 +52,7 @@ BEYOND_OPTIMISM = 0.5  # of the line's rise beyond all sizes seen, that may not 
 
 # --- passes without drafts -----------------------------------------------------------------------
 PASSES_AT_ONCE = 8  # in one call, so that Python's part of each is an eighth
+WHOLE_PASSES = 0.75  # of its sequences that such a call must hold, on average, to tell a price
 SEVERAL_SEC = 0.1  # that such a call may take: requests and cancellations wait for it
 
 # --- depth --------------------------------------------------------------------------------------

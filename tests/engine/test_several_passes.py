@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine.decoding import Bench, assert_same, baseline_of, bench, prompts
+from engine.decoding import Bench, assert_same, baseline_of, bench, prompts, watch_text
 
 from specbatch.pipeline.engines.contract import Completion, Request
 from specbatch.schemas.records import FinishReason, Origin, SamplingParams
@@ -93,8 +93,6 @@ def test_time_is_shared_without_remainder(tiny_pair: TinyPair) -> None:
 def test_what_looks_at_each_token_goes_pass_by_pass(
     tiny_pair: TinyPair, params: SamplingParams
 ) -> None:
-    from engine.decoding import watch_text
-
     prompt = prompts(1)[0]
     request = Request("0", prompt, params, seed=1, depth=0, watch_text=watch_text(params))
     one = bench(tiny_pair.verifier, passes_at_once=8).add(request)

@@ -10,11 +10,10 @@ from specbatch.pipeline.engines.contract import EngineStats
 from specbatch.pipeline.engines.state.accounting import OVERHEAD, TimeBook
 from specbatch.pipeline.engines.state.sequence import Sequence
 from specbatch.pipeline.engines.state.step import Step
+from specbatch.pipeline.policy import tuning
 from specbatch.pipeline.policy.costs.controls import Arm, Controls, Measured, Part
 from specbatch.pipeline.policy.step_cost import StepTime
 from specbatch.schemas.provenance import TICKS_PER_SEC
-
-WHOLE = 0.75  # of its sequences that several passes must hold, on average, to be a measurement
 
 
 class StepAccounts:
@@ -81,7 +80,7 @@ class StepAccounts:
     def _is_measure(self, step: Step, drafted: bool) -> bool:
         """Whether its time tells the price of such passes."""
         if step.passes_made > 1:
-            return _passes(step) >= WHOLE * step.passes_made
+            return _passes(step) >= tuning.WHOLE_PASSES * step.passes_made
         is_lone = step.draft_plan.arm is Arm.DRAFTS or step.is_watched
         return drafted or not (self.multi_step and is_lone)
 
