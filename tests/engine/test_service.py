@@ -175,12 +175,14 @@ def test_a_lost_device_fails_all_tickets_and_no_engine_is_made_again(
     bed.error.error_code = code  # type: ignore[attr-defined] # torch sets it where it raises
     bed.broken.set()
     bed.may_step.clear()
-    tickets = [bed.service.submit(job, requests(job)) for job in ("a", "b")]
+    stepped = bed.service.submit("a", requests("a"))
+    wait_until("a step", lambda: bed.service.stepping_since is not None)
+    late = bed.service.submit("b", requests("b"))
     bed.may_step.set()
-    for ticket in tickets:
+    for ticket, has_no_part in ((stepped, blameless), (late, True)):
         with pytest.raises(DeviceLostError, match="engine step failed: CUDA error") as lost:
             ticket.wait(PATIENCE_SEC)
-        assert lost.value.blameless is blameless
+        assert lost.value.blameless is has_no_part
     bed.broken.clear()
     with pytest.raises(DeviceLostError):
         bed.service.check()
