@@ -20,7 +20,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from specbatch.jobs.serve.batches import BatchView, file_json, list_json, new_batch
-from specbatch.jobs.serve.errors import ApiError, as_api_error, unknown
+from specbatch.jobs.serve.errors import ApiError, logged, unknown, wrong
 from specbatch.jobs.serve.file_store import BATCH, FILE, checked
 from specbatch.jobs.serve.guard import KNOWN, Guard
 from specbatch.jobs.serve.keys import Caller, caller_of
@@ -115,11 +115,7 @@ def _add_files(app: FastAPI, service: Service, reader: Any, writer: Any) -> None
     def file_content(file_id: str, caller: Caller = reader) -> Response:
         path = file_store.path_of(_file(service, caller, file_id).file_id)
         if not path.exists():
-            raise ApiError(
-                404,
-                f"the content of file {file_id} is not in this service's folder: ask the operator",
-                "content_missing",
-            )
+            raise _not_here(file_id)
         return FileResponse(path, media_type=FILE_TYPE)
 
     @app.delete("/v1/files/{file_id}")
@@ -169,6 +165,11 @@ def _file(service: Service, caller: Caller, file_id: str) -> StoredFile:
     if found is None:
         raise unknown("file", file_id)
     return found
+
+
+def _not_here(file_id: str) -> ApiError:
+    said = f"the content of file {file_id} is not in this service's folder: ask the operator"
+    return ApiError(404, said, "content_missing")
 
 
 # --- batches --------------------------------------------------------------------------------------
@@ -273,17 +274,14 @@ def _answer_errors(app: FastAPI) -> None:
     @app.exception_handler(SpecbatchError)
     def ours(_request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, SpecbatchError), "registered for it"
-        told = as_api_error(error)
-        is_clients = told.status < 500
-        log.log(logging.INFO if is_clients else logging.WARNING, "a request failed: %s", error)
-        return _answer(told)
+        return _answer(logged(error))
 
     @app.exception_handler(RequestValidationError)
     def wrong_parameter(_request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError), "registered for it"
         problem = error.errors()[0]
         name = str(problem["loc"][-1])
-        return _answer(ApiError(400, f"`{name}` {_said(problem)}", None, name))
+        return _answer(wrong(name, f"`{name}` {_said(problem)}"))
 
     @app.exception_handler(HTTPException)
     def no_route(request: Request, error: Exception) -> JSONResponse:

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from specbatch.jobs.serve.errors import ApiError
+from specbatch.jobs.serve.errors import ApiError, wrong
 from specbatch.jobs.serve.file_store import BATCH, FILE, checked
 from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.schemas.job_progress import JobProgress
@@ -45,29 +45,21 @@ def new_batch(
     asked = _object(body)
     for name in asked:
         if name not in _FIELDS:
-            raise ApiError(400, f"`{name[:50]}` is not supported: leave it out", None, name[:50])
+            raise wrong(name[:50], f"`{name[:50]}` is not supported: leave it out")
     if asked.get("output_expires_after") is not None:
-        raise ApiError(
-            400,
-            "`output_expires_after` is not supported: delete files when you are done",
-            None,
-            "output_expires_after",
-        )
+        said = "`output_expires_after` is not supported: delete files when you are done"
+        raise wrong("output_expires_after", said)
     endpoint = asked.get("endpoint")
     if not isinstance(endpoint, str) or endpoint not in FORMATS:
-        raise ApiError(400, f"endpoint must be one of {', '.join(FORMATS)}", None, "endpoint")
+        raise wrong("endpoint", f"endpoint must be one of {', '.join(FORMATS)}")
     window = asked.get("completion_window")
     window_sec = seconds_of(window) if isinstance(window, str) else None
     if window_sec is None:
-        raise ApiError(
-            400,
-            "completion_window must be hours or days, as in 24h or 7d",
-            None,
-            "completion_window",
-        )
+        said = "completion_window must be hours or days, as in 24h or 7d"
+        raise wrong("completion_window", said)
     file_id = asked.get("input_file_id")
     if not isinstance(file_id, str):
-        raise ApiError(400, "input_file_id must be the id of a file", None, "input_file_id")
+        raise wrong("input_file_id", "input_file_id must be the id of a file")
     if key is not None and not 0 < len(key) <= MOST_KEY_CHARS:
         raise ApiError(400, f"an Idempotency-Key has at most {MOST_KEY_CHARS} characters")
     metadata = _metadata(asked.get("metadata"))
@@ -76,7 +68,7 @@ def new_batch(
             privacy.label(tenant, name): privacy.label(tenant, value)
             for name, value in metadata.items()
         }
-    said = [endpoint, window, file_id, metadata]
+    order = [endpoint, window, file_id, metadata]
     return NewBatch(
         batch_id=new_id(BATCH),
         tenant=tenant,
@@ -84,7 +76,7 @@ def new_batch(
         input_file_id=checked(FILE, file_id),
         completion_window=str(window),
         window_sec=window_sec,
-        digest=hashlib.sha256(orjson.dumps(said, option=orjson.OPT_SORT_KEYS)).hexdigest(),
+        digest=hashlib.sha256(orjson.dumps(order, option=orjson.OPT_SORT_KEYS)).hexdigest(),
         service_id=service_id,
         idempotency_key=privacy.idempotency_key(tenant, key),
         metadata=metadata,
@@ -117,12 +109,10 @@ def _metadata(given: Any) -> dict[str, str] | None:
         and all(isinstance(v, str) and len(v) <= MOST_VALUE_CHARS for v in given.values())
     )
     if not is_good:
-        raise ApiError(
-            400,
+        raise wrong(
+            "metadata",
             f"metadata has at most {MOST_PAIRS} pairs of text, names of {MOST_NAME_CHARS} and "
             f"values of {MOST_VALUE_CHARS} characters",
-            None,
-            "metadata",
         )
     return dict(given)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import Any
 
@@ -13,6 +14,8 @@ from specbatch.schemas.errors import (
     UsageError,
 )
 from specbatch.schemas.serving import NoSuchFileError, TooManyOpenError
+
+log = logging.getLogger(__name__)
 
 _TYPES = {
     401: "authentication_error",
@@ -51,7 +54,19 @@ class ApiError(SpecbatchError):
         return {"error": said}
 
 
-def as_api_error(error: SpecbatchError) -> ApiError:
+def wrong(param: str, message: str) -> ApiError:
+    """The request is wrong in the field `param`."""
+    return ApiError(400, message, None, param)
+
+
+def logged(error: SpecbatchError) -> ApiError:
+    """What a client is told of an error of ours; the log has the error itself."""
+    told = _as_api_error(error)
+    log.log(logging.INFO if told.status < 500 else logging.WARNING, "a request failed: %s", error)
+    return told
+
+
+def _as_api_error(error: SpecbatchError) -> ApiError:
     """What a client is told of an error of ours. What only the operator can fix is not
     told."""
     if isinstance(error, ApiError):
@@ -69,11 +84,6 @@ def as_api_error(error: SpecbatchError) -> ApiError:
         return ApiError(503, "the service cannot reach its store: try again later", "unavailable")
     status = 400 if isinstance(error, UsageError) else 500
     return ApiError(status, "the request failed: ask the operator, whose log says why")
-
-
-def for_clients(error: SpecbatchError) -> str:
-    """An error's sentence without the operator's folders and addresses."""
-    return without_places(str(error))
 
 
 def without_places(text: str) -> str:

@@ -19,7 +19,7 @@ ONCE = (
     *(b"host", b"idempotency-key", b"origin", b"transfer-encoding"),
 )
 KNOWN = "caller_is_known"  # in a request's state: its key counts
-HEADERS = {  # of answers that set none; pages have their own
+HEADERS = {  # of answers that set none; pages have a policy of their own
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; sandbox",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "same-origin",

@@ -1,7 +1,7 @@
 """The page: a tenant's jobs, reports, rollouts, use and reviews in a browser, for its keys.
 
 Its routes are plain ones beside the API's. Each goes through `Pages.endpoint`, which reads the
-form, has errors shown, and sets the headers. The rest runs in a pool of threads, as the store's
+form, has errors shown, and sets the policy. The rest runs in a pool of threads, as the store's
 calls block.
 """
 
@@ -17,10 +17,10 @@ from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.concurrency import run_in_threadpool
 
-from specbatch.jobs.serve.errors import ApiError, as_api_error, unknown, without_places
+from specbatch.jobs.serve.errors import ApiError, logged, unknown, without_places
 from specbatch.jobs.serve.keys import Caller, caller_by_id, caller_of
 from specbatch.jobs.serve.rates import Rate, Rates
-from specbatch.jobs.serve.rendering import HEADERS, html, static_answer
+from specbatch.jobs.serve.rendering import POLICY, html, static_answer, statics
 from specbatch.jobs.serve.service import Service
 from specbatch.jobs.serve.sessions import Sessions, is_cookie, new_cookie
 from specbatch.jobs.serve.uploads import in_time, limited
@@ -106,10 +106,9 @@ def add_page(app: FastAPI, service: Service, settings: Settings) -> None:
 
 def _static(request: Request, _form: Form) -> Response:
     name = str(request.path_params["name"])
-    found = static_answer(name)
-    if found is None:
+    if name not in statics():
         raise unknown("file", name)
-    return found
+    return static_answer(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,19 +122,18 @@ class Pages:
 
     # --- around all of them -----------------------------------------------------------------
     def endpoint(self, work: Callable[[Request, Form], Response]) -> Route:
-        """A route: its form read, its errors shown, its headers set."""
+        """A route: its form read, its errors shown, its policy set."""
 
         async def route(request: Request) -> Response:
             try:
                 form = await self._form(request) if request.method == "POST" else {}
                 answer = await run_in_threadpool(work, request, form)
             except SpecbatchError as error:
-                answer = _error(as_api_error(error))
+                answer = _error(logged(error))
             except Exception:
                 log.exception("a page failed: %s", request.url.path[:100])
                 answer = _error(ApiError(500, "the service failed: its log says why"))
-            for name, value in HEADERS.items():
-                answer.headers.setdefault(name, value)
+            answer.headers.setdefault("Content-Security-Policy", POLICY)
             return answer
 
         return route
@@ -311,8 +309,8 @@ class Pages:
         return self._show(asked, "rollout.html", "rollouts", view=found, one=found.rollout)
 
     def tenants(self, asked: Asked) -> Response:
-        tenants = [self.views.tenant(asked.tenant)]
-        return self._show(asked, "tenants.html", "tenants", tenants=tenants)
+        view = self.views.tenant(asked.tenant)
+        return self._show(asked, "tenants.html", "tenants", view=view)
 
     # --- reviews ----------------------------------------------------------------------------
     def reviews(self, asked: Asked) -> Response:

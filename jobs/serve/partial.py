@@ -36,7 +36,7 @@ def partial_lines(store: Store, batch: BatchRow, job: JobRow) -> Iterator[bytes]
 
 def _lines(store: Store, batch: BatchRow, job: JobRow) -> Iterator[bytes]:
     made = Lines(job.job_id, int(job.created_at), decode=None, format=FORMATS[batch.endpoint])
-    records = store.completions(job.job_id, PAGE_ROWS)
+    records = store.completions(job.job_id, PAGE_ROWS, details=False)
     for _, samples in groupby(records, key=lambda record: record.row_index):
         line = as_served(made.line(list(samples)), batch.model or "", None)
         if line["error"] is None:

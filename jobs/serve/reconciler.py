@@ -19,7 +19,7 @@ from typing import Any
 
 from specbatch.jobs.serve.checking import check_file
 from specbatch.jobs.serve.collecting import collect
-from specbatch.jobs.serve.errors import failure, for_clients
+from specbatch.jobs.serve.errors import failure, without_places
 from specbatch.jobs.serve.file_store import FileStore
 from specbatch.jobs.serve.models import ServedModel
 from specbatch.pipeline.ledger.contract import Store
@@ -138,7 +138,7 @@ class Reconciler:
                 return self._failed(batch, "token_limit_exceeded", str(error))
             except UsageError as error:  # will not pass
                 log.error("batch %s cannot be submitted: %s", batch.batch_id, error)
-                return self._failed(batch, "batch_failed", for_clients(error))
+                return self._failed(batch, "batch_failed", without_places(str(error)))
         return self.store.note_batch_job(batch.batch_id, job.job_id)
 
     def _new_job(self, batch: BatchRow, model: ServedModel, left_sec: float) -> JobRow:

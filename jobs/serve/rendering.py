@@ -1,4 +1,4 @@
-"""The page's templates, its style, script and picture, and the headers of all that it answers.
+"""The page's templates, its style, script and picture, and the policy of all that it answers.
 
 Every text is escaped. No template has a script or a style of its own: the policy forbids both.
 """
@@ -21,13 +21,6 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
 )
-HEADERS = {
-    "Content-Security-Policy": POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-store",
-}
 _TYPES = {
     "page.css": "text/css; charset=utf-8",
     "page.js": "text/javascript; charset=utf-8",
@@ -58,11 +51,9 @@ def statics() -> dict[str, Static]:
     return {name: Static(_read("static", name).encode(), kind) for name, kind in _TYPES.items()}
 
 
-def static_answer(name: str) -> Response | None:
-    """None: there is no such file."""
-    found = statics().get(name)
-    if found is None:
-        return None
+def static_answer(name: str) -> Response:
+    """One of `statics`."""
+    found = statics()[name]
     return Response(found.body, media_type=found.kind, headers={"Cache-Control": _KEPT})
 
 

@@ -22,7 +22,7 @@ from typing import NoReturn
 
 from specbatch.jobs.running.here import Watcher, run_job
 from specbatch.jobs.serve.collecting import not_run
-from specbatch.jobs.serve.errors import for_clients
+from specbatch.jobs.serve.errors import without_places
 from specbatch.jobs.serve.reconciler import CANCELLED
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.fair_share import Turn
@@ -220,7 +220,7 @@ class Runner:
             return
         log.error("batch %s waits: %s", batch.batch_id, error)
         self._passed_over[batch.batch_id] = time.monotonic() + sec
-        why = Privacy.of_settings(self.settings).words(job, for_clients(error))
+        why = Privacy.of_settings(self.settings).words(job, without_places(str(error)))
         self.store.note_batch_waits(batch.batch_id, why)
 
     def _end(self, job: JobRow, batch: BatchRow, state: JobState, reason: str) -> None:

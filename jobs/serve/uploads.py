@@ -18,7 +18,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.requests import ClientDisconnect
 
-from specbatch.jobs.serve.errors import ApiError
+from specbatch.jobs.serve.errors import ApiError, wrong
 from specbatch.jobs.serve.file_store import FILE, FileStore
 from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.schemas.file_modes import Access, new_file
@@ -87,15 +87,11 @@ class Upload:
             raise ApiError(400, "the upload was cut off: send it again", "incomplete_upload")
         purpose = self.fields.get("purpose", b"").decode(errors="replace")
         if purpose != Purpose.BATCH:
-            raise ApiError(
-                400, f"purpose {purpose[:50]!r} is not supported: use `batch`", None, "purpose"
-            )
+            raise wrong("purpose", f"purpose {purpose[:50]!r} is not supported: use `batch`")
         if self._file is None:
-            raise ApiError(400, "the form has no file: send one as `file`", None, "file")
+            raise wrong("file", "the form has no file: send one as `file`")
         if not self.size:
-            raise ApiError(
-                400, "the file is empty: it must have one request per line", None, "file"
-            )
+            raise wrong("file", "the file is empty: it must have one request per line")
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
@@ -147,17 +143,13 @@ class Upload:
         self._is_file = self._name == "file"
         if self._is_file:
             if self._file is not None:
-                raise ApiError(400, "the form has two files: send one at a time", None, "file")
+                raise wrong("file", "the form has two files: send one at a time")
             given = options.get(b"filename", b"").decode(errors="replace")
             self.filename = given[:MOST_NAME_CHARS].replace("\0", "\N{REPLACEMENT CHARACTER}")
             self._file = new_file(self.place, self.access)
         elif self._name.startswith("expires_after"):
-            raise ApiError(
-                400,
-                "`expires_after` is not supported: delete files when you are done",
-                None,
-                "expires_after",
-            )
+            said = "`expires_after` is not supported: delete files when you are done"
+            raise wrong("expires_after", said)
         elif self._name not in _KNOWN:
             raise ApiError(400, f"the form has an unknown field {self._name[:50]!r}: leave it out")
 

@@ -193,14 +193,11 @@ class Views:
     # --- jobs -------------------------------------------------------------------------------
     def job(self, tenant: str, job_id: str) -> JobRow:
         """Raises `ApiError`: there is none, or it is another tenant's."""
-        found = self.some_job(tenant, job_id)
+        # PostgreSQL takes no text with a null character, so none is asked.
+        found = None if "\0" in job_id else self.store.tenant_job(tenant, job_id)
         if found is None:
             raise unknown("job", job_id)
         return found
-
-    def some_job(self, tenant: str, job_id: str) -> JobRow | None:
-        """None: there is none. PostgreSQL takes no text with a null character, so none is asked."""
-        return None if "\0" in job_id else self.store.tenant_job(tenant, job_id)
 
     def lines(self, jobs: Sequence[JobRow]) -> list[JobLine]:
         """How these jobs stand."""

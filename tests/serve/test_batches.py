@@ -15,11 +15,10 @@ import pytest
 from serve.conftest import KEY, URL, Served, jsonl, line, serving
 
 from specbatch.jobs.serve.checking import check_file
-from specbatch.jobs.serve.errors import for_clients
+from specbatch.jobs.serve.errors import without_places
 from specbatch.jobs.serve.file_store import FileStore
 from specbatch.jobs.serve.models import ServedModel
 from specbatch.jobs.serve.reconciler import Reconciler
-from specbatch.schemas.errors import UsageError
 from specbatch.schemas.records import JobRow, JobState
 from specbatch.schemas.serving import BatchPhase, BatchRow
 
@@ -327,8 +326,8 @@ def test_a_private_tenants_words_are_stored_as_its_privacy_says(
 
 
 def test_the_client_sees_no_folders_of_the_operator() -> None:
-    said = UsageError("output /srv/models/x: `file:///a/b` is not 'small', a/b or 3/4")
-    assert for_clients(said) == "output …: `…` is not 'small', a/b or 3/4"
+    said = "output /srv/models/x: `file:///a/b` is not 'small', a/b or 3/4"
+    assert without_places(said) == "output …: `…` is not 'small', a/b or 3/4"
 
 
 def test_batches_come_in_pages(served: Served) -> None:

@@ -447,8 +447,8 @@ def test_what_pages_load_is_there_and_kept(visitor: Visitor) -> None:
         assert visitor.get(f"/static/{name}").status_code == 404
 
 
-def test_a_store_that_is_away_is_told_without_its_address(
-    visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+def test_a_store_that_is_away_is_told_without_its_address_and_the_log_has_why(
+    visitor: Visitor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from specbatch.schemas.errors import StoreError
 
@@ -460,3 +460,4 @@ def test_a_store_that_is_away_is_told_without_its_address(
     assert answer.status_code == 503
     assert checked(answer.text).headings == [(1, "specbatch Not available now")]
     assert "secret" not in answer.text
+    assert "cannot be reached" in caplog.text
