@@ -77,9 +77,9 @@ def _caller(service: Service, scope: Scope) -> Any:
             raise ApiError(403, "a service without API keys takes no requests of web pages")
         else:
             found = Caller("default")
-        found.must(scope)
-        if service.rates is not None:
+        if service.rates is not None:  # also of what the key may not do: it costs as much
             service.rates.check(found.key_id)
+        found.must(scope)
         setattr(request.state, KNOWN, True)
         return found
 
@@ -103,7 +103,7 @@ def _add_files(app: FastAPI, service: Service, reader: Any, writer: Any) -> None
         order: Literal["asc", "desc"] = "desc",
         purpose: Purpose | None = None,
     ) -> JSONResponse:
-        page = Page(limit + 1, after and checked(FILE, after), order == "desc")
+        page = Page(limit + 1, checked(FILE, after) if after else None, order == "desc")
         found = store.files(caller.tenant, page, purpose)
         return JSONResponse(list_json([file_json(f) for f in found[:limit]], len(found) > limit))
 
@@ -120,7 +120,9 @@ def _add_files(app: FastAPI, service: Service, reader: Any, writer: Any) -> None
 
     @app.delete("/v1/files/{file_id}")
     def delete_file(file_id: str, caller: Caller = writer) -> JSONResponse:
-        maker = store.batch_of_file(caller.tenant, checked(FILE, file_id))
+        if _file(service, caller, file_id).service_id != file_store.service_id:
+            raise _not_here(file_id)  # else its row would go, and its bytes stay for good
+        maker = store.batch_of_file(caller.tenant, file_id)
         if not store.delete_file(caller.tenant, file_id):
             raise unknown("file", file_id)
         file_store.remove(file_id)
@@ -197,7 +199,7 @@ def _add_batches(app: FastAPI, service: Service, reader: Any, writer: Any) -> No
         limit: Annotated[int, Query(ge=1, le=MOST_BATCHES)] = 20,
         after: str | None = None,
     ) -> JSONResponse:
-        page = Page(limit + 1, after and checked(BATCH, after))
+        page = Page(limit + 1, checked(BATCH, after) if after else None)
         found = store.batches(caller.tenant, page)
         return JSONResponse(list_json(_listed(store, found[:limit]), len(found) > limit))
 

@@ -335,6 +335,7 @@ def test_batches_come_in_pages(served: Served) -> None:
     file_id = upload(client)
     ids = [create(client, file_id).id for _ in range(5)]
     assert [batch.id for batch in client.batches.list(limit=2)] == ids[::-1]
+    assert [batch.id for batch in client.batches.list(after="").data] == ids[::-1]
 
 
 def test_a_file_of_an_open_batch_stays(served: Served) -> None:

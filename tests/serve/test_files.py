@@ -5,11 +5,14 @@ from __future__ import annotations
 import errno
 import hashlib
 import socket
+from dataclasses import replace
+from pathlib import Path
 
 import openai
 import pytest
-from serve.conftest import Served, jsonl, line
+from serve.conftest import Served, jsonl, line, listening
 
+from specbatch.jobs.serve.file_store import FileStore
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.serving import Purpose
 
@@ -40,6 +43,7 @@ def test_files_come_in_pages_and_by_purpose(served: Served) -> None:
     assert first.has_more
     assert client.files.list(limit=5).has_more is False
     assert client.files.list(purpose=Purpose.OUTPUT.value).data == []
+    assert [file.id for file in client.files.list(after="").data] == ids[::-1]  # from the first
 
 
 def test_an_upload_that_is_cut_off_is_not_listed(served: Served) -> None:
@@ -152,3 +156,15 @@ def test_a_file_whose_content_is_missing_is_not_found(served: Served) -> None:
     served.service.file_store.path_of(file.id).unlink()
     with pytest.raises(openai.NotFoundError, match="not in this service's folder"):
         client.files.content(file.id)
+
+
+def test_a_file_in_another_services_folder_is_not_deleted(served: Served, tmp_path: Path) -> None:
+    client = served.client()
+    file = client.files.create(file=CONTENT, purpose="batch")
+    other = FileStore(tmp_path / "other")
+    other.make()
+    with listening(replace(served.service, file_store=other)) as port:
+        beside = client.with_options(base_url=f"http://127.0.0.1:{port}/v1")
+        with pytest.raises(openai.NotFoundError, match="not in this service's folder"):
+            beside.files.delete(file.id)
+    assert client.files.content(file.id).read() == CONTENT

@@ -13,6 +13,7 @@ from serve.conftest import serving
 from specbatch.jobs.serve.models import ServedModel
 from specbatch.jobs.serve.rates import Rate, Rates, rate_of
 from specbatch.schemas.errors import UsageError
+from specbatch.schemas.serving import Scope
 
 
 class Clock:
@@ -109,3 +110,13 @@ def test_a_client_above_its_rate_is_told_when_to_come_back(tmp_path: Path) -> No
         other.files.list()  # another key of the same tenant
         with pytest.raises(openai.AuthenticationError):  # who has none is told that first
             served.client("sb-none").files.list()
+
+
+def test_what_a_key_may_not_do_counts_too(tmp_path: Path) -> None:
+    models = {"small": ServedModel("small", {"verifier": "models/small"}, tmp_path)}
+    with serving(tmp_path / "serve-dir", models, rates=Rates(Rate(1, 3600.0))) as served:
+        writer = served.client(served.key("default", Scope.WRITE))
+        with pytest.raises(openai.PermissionDeniedError):
+            writer.files.list()
+        with pytest.raises(openai.RateLimitError):
+            writer.files.list()
