@@ -30,25 +30,11 @@ def draft(
     count, steps = len(depths), depths[0]
     active = np.array([sum(d > step for d in depths) for step in range(steps)], dtype=np.int32)
     drafts = torch.full((steps, count), -1, dtype=torch.int64)
-    threads = torch.get_num_threads()
-    logits = torch.empty(count, model.vocab_size, dtype=torch.float32)
-    # Every pass moves the counters on; the caller's stay.
-    tokens, own_counters = torch.empty(count, dtype=torch.int64), counters.clone()
-    longest = max(batch.ragged.context_lens) + steps - 1
-    of_pass, held_by_pass = model.arguments(batch, logits, longest)
-    of_rows, held_by_rows = verify.arguments_of(logits, own_counters, sampling, threads, tokens)
-    space = _space(batch)
+    first = _First(model, batch, steps, counters, sampling)
     failed = model.kernels.draft(
-        byref(model.model),
-        byref(of_pass),
-        byref(of_rows),
-        steps,
-        active.ctypes.data,
-        space.ctypes.data,
-        drafts.data_ptr(),
-        threads,
+        *first.arguments,
+        *(steps, active.ctypes.data, first.space.ctypes.data, drafts.data_ptr(), first.threads),
     )
-    del held_by_pass, held_by_rows
     if failed:
         raise MemoryError(f"no memory to draft {steps} tokens of {count} sequences")
     return drafts
@@ -64,11 +50,6 @@ def generate(
 ) -> Generated:
     """As `reference.generate`, with the decoder itself in place of its forward function."""
     count, passes = len(limits), max(limits)
-    threads = torch.get_num_threads()
-    logits = torch.empty(count, model.vocab_size, dtype=torch.float32)
-    tokens, logprobs = torch.empty(count, dtype=torch.int64), torch.empty(count)
-    longest = max(batch.ragged.context_lens) + passes - 1
-    of_pass, held_by_pass = model.arguments(batch, logits, longest)
     # Rows move up as sequences end; the caller's stay.
     own = replace(
         sampling,
@@ -77,34 +58,45 @@ def generate(
         min_p=sampling.min_p.clone(),
         top_k=sampling.top_k.clone(),
     )
-    own_counters = counters.clone()
-    of_rows, held_by_rows = verify.arguments_of(
-        logits, own_counters, own, threads, tokens, logprobs
-    )
-    space = _space(batch)
+    first = _First(model, batch, passes, counters, own, torch.empty(count, dtype=torch.float32))
     most, made = np.array(limits, dtype=np.int32), np.zeros(count, dtype=np.int32)
-    all_tokens = np.empty((passes, count), dtype=np.int64)
-    all_logprobs = np.empty((passes, count), dtype=np.float32)
+    tokens = np.empty((passes, count), dtype=np.int64)
+    logprobs = np.empty((passes, count), dtype=np.float32)
     failed = model.kernels.generate(
-        byref(model.model),
-        byref(of_pass),
-        byref(of_rows),
+        *first.arguments,
         *(most.ctypes.data, stops.starts.ctypes.data, stops.ids.ctypes.data),
-        *(space.ctypes.data, all_tokens.ctypes.data, all_logprobs.ctypes.data),
-        made.ctypes.data,
-        threads,
+        *(first.space.ctypes.data, tokens.ctypes.data, logprobs.ctypes.data),
+        *(made.ctypes.data, first.threads),
     )
-    del held_by_pass, held_by_rows
     if failed:
         raise MemoryError(f"no memory for {passes} passes of {count} sequences")
-    return Generated(all_tokens.T.tolist(), all_logprobs.T.tolist(), made.tolist())
+    return Generated(tokens.T.tolist(), logprobs.T.tolist(), made.tolist())
 
 
-def _space(batch: DecoderBatch) -> np.ndarray:
-    """Room for what later passes read, with the next positions and the sequences filled in."""
-    contexts = batch.ragged.context_lens
-    count = len(contexts)
-    space = np.zeros((_WORDS_PER_SEQUENCE, count), dtype=np.int64)
-    space[4] = contexts
-    space[5:].reshape(-1).view(np.int32)[:count] = np.arange(count)
-    return space
+class _First:
+    """The C side's view of the first of several passes, which it moves on from pass to pass."""
+
+    def __init__(
+        self,
+        model: decoder.Decoder,
+        batch: DecoderBatch,
+        passes: int,
+        counters: Tensor,
+        sampling: SamplingRows,
+        logprobs: Tensor | None = None,
+    ) -> None:
+        contexts = batch.ragged.context_lens
+        count = len(contexts)
+        self.threads = torch.get_num_threads()
+        logits = torch.empty(count, model.vocab_size, dtype=torch.float32)
+        tokens = torch.empty(count, dtype=torch.int64)
+        of_pass, by_pass = model.arguments(batch, logits, max(contexts) + passes - 1)
+        of_rows, by_rows = verify.arguments_of(
+            logits, counters.clone(), sampling, min(self.threads, count), tokens, logprobs
+        )
+        self.arguments = byref(model.model), byref(of_pass), byref(of_rows)
+        self._held = by_pass, by_rows
+        # Room for what later passes read, with the next positions and the sequences filled in.
+        self.space = np.zeros((_WORDS_PER_SEQUENCE, count), dtype=np.int64)
+        self.space[4] = contexts
+        self.space[5:].reshape(-1).view(np.int32)[:count] = np.arange(count)
