@@ -197,9 +197,8 @@ def test_devices_count_by_what_they_cost() -> None:
 
 def test_each_job_of_a_step_has_its_part() -> None:
     controls = Controls()
-    parts = {"a": Part(3.0, 30, 10), "b": Part(1.0, 30, 30)}
-    controls.step(Arm.CONTROL, 9.0, 4.0, 0.0, parts)
-    controls.step(Arm.DRAFTS, 9.0, 4.0, 0.0, parts)
+    controls.step(Arm.CONTROL, 9.0, 4.0, 0.0, {"a": Part(3.0, 10, 10), "b": Part(1.0, 30, 30)})
+    controls.step(Arm.DRAFTS, 9.0, 4.0, 0.0, {"a": Part(3.0, 30, 10), "b": Part(1.0, 30, 30)})
     a, b = controls.take("a"), controls.take("b")
     assert (a.control_taken, a.control_price) == (27.0, 9.0)
     assert (b.control_taken, b.control_price) == (9.0, 27.0)
@@ -346,7 +345,7 @@ def test_a_control_of_several_passes_counts_as_one_pass_of_its_mean_length() -> 
     for passes in (1, 4):
         controls = Controls()
         part = Part(2.0 * passes, 10 * passes, 10)
-        controls.step(Arm.CONTROL, 9.0, 1.0, 0.25, {"job": part}, several=passes > 1)
+        controls.step(Arm.CONTROL, 9.0, 1.0, 0.25, {"job": part})
         controls.step(Arm.DRAFTS, 9.0, 1.0, 0.0, {"job": Part(3.0, 20, 10)})
         assert controls.level == 1.5
         sums.append(controls.take("job"))

@@ -99,8 +99,7 @@ class StepAccounts:
         for sequence, share in zip(step.deciding, shares, strict=True):
             sequence.decode_sec += share / TICKS_PER_SEC
         parts = self._parts(step, ticks, shares)
-        several = step.passes_made > 1
-        self._controls.step(arm, step.draft_plan.odds, price_sec, beside, parts, several)
+        self._controls.step(arm, step.draft_plan.odds, price_sec, beside, parts)
 
     def _parts(self, step: Step, ticks: int, shares: Seq[int]) -> dict[str, Part]:
         """A step's time, tokens and sequences by job; mostly there is one."""

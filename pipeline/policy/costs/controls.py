@@ -140,15 +140,9 @@ class Controls:
         return self._taken / self._price if self._price else 1.0
 
     def step(
-        self,
-        arm: Arm,
-        odds: float,
-        price_sec: float,
-        beside: float,
-        parts: Mapping[str, Part],
-        several: bool = False,
+        self, arm: Arm, odds: float, price_sec: float, beside: float, parts: Mapping[str, Part]
     ) -> None:
-        """A step without prompts. `several`: it made a pass for each token of a sequence.
+        """A step without prompts; a control made a pass for each token of a sequence.
 
         `price_sec`: the policy's for a pass at depth 0, before it was met.
         `beside`: the share of its time that went into drafts and choosing them. `parts` by job."""
@@ -161,9 +155,8 @@ class Controls:
                 _add(sums, 0, 1.0, part.seconds, part.tokens, price, price * price)
                 continue
             _add(sums, 11, part.seconds, part.tokens, part.seconds * own)
-            passes = part.tokens / part.sequences if several else 1.0
-            if arm is Arm.CONTROL and passes:
-                taken = odds * part.seconds * own / passes
+            if arm is Arm.CONTROL and part.tokens:
+                taken = odds * part.seconds * own * part.sequences / part.tokens
                 price = odds * price_sec * part.sequences / count
                 squares = (taken * taken, taken * price, price * price)
                 _add(sums, 5, 1.0, taken, price, *squares)
