@@ -96,6 +96,36 @@ def test_a_job_at_depth_0_rests(clock: Clock) -> None:
         assert made.plan.arm is Arm.PLAIN
 
 
+def test_a_control_that_did_not_come_about_says_nothing_of_their_length(clock: Clock) -> None:
+    """Long ones are rarer, also after a replan came between settling and one of them."""
+    made = simulation(clock, Source("a", 0.3))
+    new = made.add(3, route=route("nightly"))
+    made.run(900)
+    made.coin = lambda: 0.0
+    made.run_until(lambda: made.plan.arm is Arm.CONTROL, 1000)
+    made.speculator.on_passes(Arm.CONTROL, 8)
+    made.run_until(lambda: made.plan.arm is Arm.SETTLING, 1000)
+    made.step()
+    assert made.plan.arm is Arm.SETTLING, "two steps settle"
+    del made.sequences[-len(new) :]
+    made.step()
+    assert made.plan.arm is Arm.DRAFTS, "another number of sequences: it replans"
+    made.step()
+    assert made.plan.odds + 1.0 == CONTROL_EVERY_STEPS[1]
+
+
+@pytest.mark.parametrize(("depth", "counted"), [(None, 8), (0, 0)])
+def test_passes_of_one_call_count_as_the_step_does(
+    clock: Clock, depth: int | None, counted: int
+) -> None:
+    """Steps in which nobody asks for drafts do not count."""
+    made = simulation(clock, Source("poor", 0.05), depth=depth)
+    steps = made.speculator.steps
+    made.step()
+    made.speculator.on_passes(made.plan.arm, 8)
+    assert made.speculator.steps == steps + counted
+
+
 def test_depth_0_is_measured_early_where_it_is_not_known(clock: Clock) -> None:
     """Engines begin with a few steps of it, for the number of sequences that they begin with."""
     source = Source("a", 0.9)

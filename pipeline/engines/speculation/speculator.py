@@ -93,6 +93,7 @@ class Speculator:
         self._shadow = Shadow()
         self._pairs = Pairs()
         self._at_rest = Shadow(tells_completions=False)
+        self._counts = False  # this step: somebody asks for drafts, so it counts
         self._opens = False  # this step: something is tried
         self._pauses = True  # this step: nothing is drafted but at fixed depths
         self._coin = coin or random.Random().random
@@ -125,7 +126,8 @@ class Speculator:
             and len(self._switched_off(s)) < len(self.proposers)
             for s in deciding
         )
-        if not (self.proposers and asking):
+        self._counts = bool(self.proposers and asking)
+        if not self._counts:
             self._settling = 0
             return DraftPlan(nothing, multi_step=True)
         self.steps += 1
@@ -176,8 +178,8 @@ class Speculator:
         return drafts, took
 
     def on_passes(self, arm: Arm, passes: int) -> None:
-        """The last step made so many passes in one call: each counts as a step."""
-        if self.proposers:
+        """The last step made so many passes in one call: each counts as the step does."""
+        if self._counts:
             self.steps += passes - 1
         if arm is Arm.CONTROL:
             self._control_passes = passes
@@ -254,8 +256,10 @@ class Speculator:
         """
         if self._settling:
             self._settling -= 1
+            if self._settling:
+                return Arm.SETTLING
             self._control_passes = 1  # unless `on_passes` says more
-            return Arm.SETTLING if self._settling else Arm.CONTROL
+            return Arm.CONTROL
         if self._selection.at_depth_0 and not self._opens:
             return Arm.PLAIN
         self._odds = self._control_every - 1.0
