@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,6 +105,30 @@ def test_generating_ends_each_sequence_by_itself(
         given, (sampling.temperature, sampling.top_k, sampling.top_p), strict=True
     ):
         assert torch.equal(before, after), "the caller's stay"
+
+
+def test_c_gets_room_for_float32_whatever_torchs_default_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Transformers changes the default for as long as it loads a model, in whatever thread."""
+    native = load_model(inspect_model(str(DRAFT)), "float32").native
+    assert native is not None, "the demo's draft model runs natively"
+    decoder, batch, sampling = cpu.decoder.Decoder(*native, BLOCKS), feeds([3, 2]), rows(2, 0.9)
+    stops = Stops(np.zeros(3, dtype=np.int64), np.empty(0, dtype=np.int64))
+    given: list[torch.Tensor | None] = []
+    arguments_of = cpu.verify.arguments_of
+
+    def noted(*arguments: Any) -> Any:
+        given.append(arguments[-1])
+        return arguments_of(*arguments)
+
+    monkeypatch.setattr(cpu.verify, "arguments_of", noted)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        cpu.generate(decoder, batch, [3, 2], stops, torch.zeros(2, 2, dtype=torch.int64), sampling)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert [logprobs.dtype for logprobs in given if logprobs is not None] == [torch.float32]
 
 
 def feeds(depths: list[int]) -> DecoderBatch:
