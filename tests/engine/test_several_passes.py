@@ -13,6 +13,9 @@ from specbatch.schemas.records import FinishReason, Origin, SamplingParams
 from support.grids import pairwise
 from support.models import TinyPair
 
+# The torch path makes one pass at a time.
+pytestmark = pytest.mark.parametrize("tiny_pair", ["native"], indirect=True, scope="session")
+
 ASKED = [
     SamplingParams(max_tokens=30),
     SamplingParams(max_tokens=9, temperature=0.9, top_k=20),
@@ -146,3 +149,13 @@ def poison(one: Bench, block: int) -> None:
     decoder: Any = one.runners[0]._decoder
     for cache in decoder._caches:
         cache.view(one.runners[0].blocks.num_blocks, -1)[block] = torch.nan
+
+
+@pytest.mark.parametrize(("at_once", "is_measure"), [(1, True), (8, False)])
+def test_a_lone_pass_whose_drafts_were_not_there_is_no_price_of_depth_0(
+    tiny_pair: TinyPair, at_once: int, is_measure: bool
+) -> None:
+    """Depth 0 would have made it in a call with others."""
+    one = bench(tiny_pair.verifier, passes_at_once=at_once).add(*requests(6, depth=3))
+    assert calls_of(one) == one.engine.stats.steps
+    assert bool(one.engine.knowledge.step_time.observations) is is_measure

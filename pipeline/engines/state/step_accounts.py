@@ -81,7 +81,7 @@ class StepAccounts:
         """Whether its time tells the price of such passes."""
         if step.passes_made > 1:
             return _passes(step) >= tuning.WHOLE_PASSES * step.passes_made
-        is_lone = step.draft_plan.arm is Arm.DRAFTS or step.is_watched
+        is_lone = step.draft_plan.arm in (Arm.DRAFTS, Arm.APART) or step.is_watched
         return drafted or not (self.multi_step and is_lone)
 
     def _compare(self, step: Step, ticks: int, shares: Seq[int], price_sec: float) -> None:
