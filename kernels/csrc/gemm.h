@@ -86,17 +86,29 @@ INLINE void finish_tile(int R, int G, const Linear *w, const Epilogue *e, int64_
         }
 }
 
-// Weights come from memory at its full speed only if they are asked for in time.
+// Weights come from memory at its full speed only if they are asked for in time: some lines before they
+// are used and, where a panel serves several tiles, the next panel's too, a part of it during each tile.
+typedef struct {
+    const char *next;  // what a tile asks for of the next panel, or NULL
+    int stride;        // bytes of that for each step along k
+} Ahead;
+
 INLINE void prefetch(const void *weights) {
     for (int b = 0; b < PANEL * 4; b += 64) __builtin_prefetch((const char *)weights + b + PREFETCH);
 }
 
-INLINE void tile_f32(int R, int G, const void *acts, const Linear *w, const Epilogue *e, int64_t row, int panel) {
+INLINE void prefetch_next(Ahead ahead, int64_t step) {
+    if (ahead.next) __builtin_prefetch(ahead.next + step * ahead.stride, 0, 2);
+}
+
+INLINE void tile_f32(int R, int G, const void *acts, const Linear *w, const Epilogue *e, int64_t row,
+                     int panel, Ahead ahead) {
     int64_t K = w->k;
     const float *p = (const float *)w->packed + panel * K * PANEL, *x = (const float *)acts + row * K;
     vf y[TILE_VECTORS];
     for (int c = 0; c < R * G * VECTORS; c++) y[c] = splat(0);
     for (int64_t k = 0; k < K; k++) {
+        prefetch_next(ahead, k);
         vf weights[MOST_PANELS * VECTORS];
         for (int g = 0; g < G; g++) {
             const float *at = p + (g * K + k) * PANEL;
@@ -128,12 +140,14 @@ INLINE void add_pair(int n, const void *acts, int64_t at, const vu *pairs, vf *y
 #endif
 }
 
-INLINE void tile_bf16(int R, int G, const void *acts, const Linear *w, const Epilogue *e, int64_t row, int panel) {
+INLINE void tile_bf16(int R, int G, const void *acts, const Linear *w, const Epilogue *e, int64_t row,
+                      int panel, Ahead ahead) {
     int64_t K = w->k;
     const uint32_t *p = (const uint32_t *)w->packed + panel * K / 2 * PANEL;
     vf y[TILE_VECTORS];
     for (int c = 0; c < R * G * VECTORS; c++) y[c] = splat(0);
     for (int64_t k = 0; k < K; k += 2) {
+        prefetch_next(ahead, k / 2);
         vu pairs[MOST_PANELS * VECTORS];
         for (int g = 0; g < G; g++) {
             const uint32_t *at = p + (g * K + k) / 2 * PANEL;
@@ -155,13 +169,13 @@ INLINE int panels_at_once(int rows) {
 #define TILE(R, G)                                                                                        \
     case (R) * 8 + (G):                                                                                   \
         if ((R) * (G) * VECTORS <= TILE_VECTORS) {                                                        \
-            if (dtype == BF16) tile_bf16((R), (G), x, w, e, row, panel);                                  \
-            else tile_f32((R), (G), x, w, e, row, panel);                                                 \
+            if (dtype == BF16) tile_bf16((R), (G), x, w, e, row, panel, ahead);                           \
+            else tile_f32((R), (G), x, w, e, row, panel, ahead);                                          \
         }                                                                                                 \
         break;
 
 static void tile(int dtype, int height, int count, const void *x, const Linear *w, const Epilogue *e,
-                 int64_t row, int panel) {
+                 int64_t row, int panel, Ahead ahead) {
     switch (height * 8 + count) {
         TILE(1, 4) TILE(2, 4) TILE(3, 4)
         TILE(1, 2) TILE(2, 2) TILE(3, 2) TILE(4, 2) TILE(5, 2) TILE(6, 2)
@@ -170,15 +184,20 @@ static void tile(int dtype, int height, int count, const void *x, const Linear *
     }
 }
 
-// Rows `first` to `last` of `count` panels, cut into tiles of nearly equal height.
-static void product(int dtype, const void *x, const Linear *w, const Epilogue *e, int first, int last, int panel,
-                    int count) {
+// Rows `first` to `last` of `count` panels, cut into tiles of nearly equal height. `next`: the panel that
+// this thread will probably have next, or -1.
+static void product(int dtype, const void *x, const Linear *w, const Epilogue *e, int first, int last,
+                    int panel, int count, int next) {
     int together = panels_at_once(last - first) == count ? count : 1;
+    int tiles = (last - first + TILE_ROWS - 1) / TILE_ROWS;
+    int64_t bytes = (int64_t)w->k * PANEL * (dtype == BF16 ? 2 : 4);
+    const char *ahead = tiles > 1 && next >= 0 ? (const char *)w->packed + next * bytes : NULL;
     for (int end = panel + count; panel < end; panel += together) {
-        int tiles = (last - first + TILE_ROWS - 1) / TILE_ROWS;
-        for (int row = first; row < last; tiles--) {
-            int height = (last - row + tiles - 1) / tiles;
-            tile(dtype, height, together, x, w, e, row, panel);
+        int row = first;
+        for (int i = 0; i < tiles; i++) {
+            int height = (last - row + tiles - i - 1) / (tiles - i);
+            Ahead part = {ahead ? ahead + bytes / tiles * i : NULL, (PANEL * 4 + tiles - 1) / tiles};
+            tile(dtype, height, together, x, w, e, row, panel, part);
             row += height;
         }
     }
@@ -193,7 +212,8 @@ static void gemm(Team *team, int dtype, const void *x, int rows, const Linear *w
     SHARE(team, items * parts, item) {
         int first = item % parts * SPAN, last = first + SPAN < rows ? first + SPAN : rows;
         int panel = item / parts * at_once, count = panel + at_once < panels ? at_once : panels - panel;
+        int beyond = panel + at_once * team->threads, next = parts == 1 && beyond < panels ? beyond : -1;
         if (IS_TILED(dtype)) tile_amx(x, w, &e, first, last, panel);
-        else product(dtype, x, w, &e, first, last, panel, count);
+        else product(dtype, x, w, &e, first, last, panel, count, next);
     }
 }
