@@ -38,6 +38,7 @@ from specbatch.pipeline.bootstrap import make_client, make_store, patient
 from specbatch.pipeline.engines.models.fingerprint import snapshot_of
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.runtime.client import Client
+from specbatch.pipeline.runtime.leases import owner_here
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.numeric_class import Pinned
 from specbatch.schemas.records import JobRow, JobState
@@ -203,6 +204,20 @@ class Site:
         pinned = _plain(Pinned.of(self.store.get_job(job_id)))
         expected = self._learned.get(pinned, self.expected)
         return report(self.store, self.objects, job_id, expected, restored)
+
+    def let_go(self, orders: Sequence[Order]) -> None:
+        """End added workers, and wait until the store knows that they are gone.
+
+        They are killed, so they count as alive for some leases. A job that began meanwhile might
+        pin the class of most of them, and wait for another such worker for ever.
+        """
+        self.pool.let_go(orders)
+        self.pool.until(self._knows_no_others, "the sessions of killed workers to end")
+
+    def _knows_no_others(self) -> bool:
+        """Whether all workers that are alive as far as the store knows are in the pool."""
+        known = {worker.owner for worker in self.store.backlog().workers}
+        return known <= {owner_here(pid) for pid in self.pool.pids}
 
     def meanwhile(self, work: Callable[[], T], what: str) -> T:
         """Take turns until the work is done, because it may wait for a frozen worker."""
@@ -459,7 +474,7 @@ def _joined_by(here: Site, incident: Incident, **unlike: str) -> Phases:
         yield
         yield
     finally:
-        here.pool.let_go(orders)
+        here.let_go(orders)
 
 
 def _restored(here: Site, incident: Incident) -> Phases:

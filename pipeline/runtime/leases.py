@@ -254,9 +254,9 @@ def _cancel(held: Mapping[Lease, Held], cancelled: set[str]) -> None:
 
 
 # --- names of the processes that hold leases ------------------------------------------------------
-def owner_here() -> str:
-    """The name under which this process claims."""
-    return f"{socket.gethostname()}:{os.getpid()}"
+def owner_here(pid: int | None = None) -> str:
+    """The name under which this process claims, or another one of this machine."""
+    return f"{socket.gethostname()}:{os.getpid() if pid is None else pid}"
 
 
 def is_dead_here(owner: str) -> bool:

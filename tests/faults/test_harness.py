@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from pathlib import Path
@@ -11,8 +12,8 @@ import pytest
 from faults.in_process import LEASE_SEC, armed, shop
 from faults.sites import Jolt, Jolts
 
-from specbatch.jobs.chaos.harness import Ran, Site, site
-from specbatch.jobs.chaos.plan import Deed, Disturbance, Plan
+from specbatch.jobs.chaos.harness import OTHER_CLASS, Ran, Site, prepared, site
+from specbatch.jobs.chaos.plan import Deed, Disturbance, Incident, IncidentKind, Plan
 from specbatch.jobs.chaos.stand_in import NUMERIC_CLASS, HashedTokens
 from specbatch.jobs.chaos.stand_in_model import EOS, VOCAB_SIZE, weights_of
 from specbatch.pipeline.engines.contract import Request
@@ -136,6 +137,21 @@ def test_a_worker_that_loses_its_device_ends_and_is_started_anew(one_site: Site)
     # It ends by itself, in its own time: the job may be over before that.
     pool.until(lambda: pool.restarts == before + 1, "the worker's end")
     assert log_of(one_site).count(fell) > told
+
+
+def test_added_workers_are_gone_for_the_store_too_before_the_next_job(one_site: Site) -> None:
+    """Killed ones count as alive for some leases, and a job pins the class of most live workers."""
+    two = Incident(IncidentKind.CLASSES_MIXED, lasts_sec=math.inf, variant=1)
+    joined = prepared(one_site, two)
+    joined.move_on(two.at_rows)
+    assert classes_alive(one_site) == {NUMERIC_CLASS, OTHER_CLASS}
+    joined.end()
+    assert classes_alive(one_site) == {NUMERIC_CLASS}
+
+
+def classes_alive(here: Site) -> set[str]:
+    serves = [worker.serves for worker in here.store.backlog().workers]
+    return {name for each in serves if each for name in each.names}
 
 
 def is_running(pid: int) -> bool:
