@@ -34,6 +34,7 @@ from specbatch.jobs.chaos.orders import Arming, EngineKind, Order
 from specbatch.jobs.chaos.plan import Deed, Disturbance, Incident, IncidentKind, Plan
 from specbatch.jobs.chaos.pool import ChaosError, Pool
 from specbatch.jobs.chaos.stand_in import NUMERIC_CLASS
+from specbatch.jobs.chaos.standstill import standstill
 from specbatch.pipeline.bootstrap import make_client, make_store, patient
 from specbatch.pipeline.engines.models.fingerprint import snapshot_of
 from specbatch.pipeline.ledger.contract import Store
@@ -43,6 +44,7 @@ from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.numeric_class import Pinned
 from specbatch.schemas.records import JobRow, JobState
 from specbatch.schemas.settings import VLLM, Settings
+from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
 from specbatch.workers.app import make_app, make_enqueue
 from specbatch.workers.lifecycle import queue_names
 
@@ -262,12 +264,22 @@ class Site:
                 self.notify(f"  {what}: {self._census(job.job_id)}")
             return self.store.get_job(job.job_id).state.is_final
 
-        self.pool.until(is_over, f"the end of job {job.job_id} ({ran.plan})")
+        self._until_over(job.job_id, is_over, f"the end of job {job.job_id} ({ran.plan})")
         if incident is not None:
             incident.end()  # it may have reopened the job
-            self.pool.until(is_over, f"the end of job {job.job_id}, once more ({ran.plan})")
+            again = f"the end of job {job.job_id}, once more ({ran.plan})"
+            self._until_over(job.job_id, is_over, again)
         self._note_fired(ran, job.job_id)
         ran.reports.append(Report(job.job_id, JobState.RUNNING, self._census(job.job_id)))
+
+    def _until_over(self, job_id: str, is_over: Callable[[], bool], what: str) -> None:
+        """Take turns until a job has ended. The error says what the job waits for."""
+        try:
+            self.pool.until(is_over, what)
+        except ChaosError as error:
+            silence_sec = LEASES_OF_SILENCE * self.order.settings["lease_sec"]
+            found = standstill(self.store, _redis(self), job_id, silence_sec)
+            raise ChaosError(f"{error}\n{found}") from error
 
     def _note_fired(self, ran: Ran, job_id: str) -> None:
         """Note fired disturbances. Even then every key must be in one place."""

@@ -75,6 +75,7 @@ class Pool:
         self._members: list[Member] = []
         self._early_ends = 0
         self.restarts = 0
+        self.patience_sec = PATIENCE_SEC
         self.fired: deque[tuple[Member, Fired]] = deque()  # for the owner to take out
 
     def __enter__(self) -> Pool:
@@ -153,11 +154,11 @@ class Pool:
             self._thaw(member)
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
-        """Take turns until `condition()`. Raises `ChaosError` after `PATIENCE_SEC`."""
-        deadline = time.monotonic() + PATIENCE_SEC
+        """Take turns until `condition()`. Raises `ChaosError` after `patience_sec`."""
+        begun_at = time.monotonic()
         while not condition():
             self.turn()
-            if time.monotonic() > deadline:
+            if time.monotonic() - begun_at > self.patience_sec:
                 raise ChaosError(f"waited in vain for {what}; {self._last_words()}")
 
     def turn(self) -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from faults.in_process import LEASE_SEC, armed, shop
 from faults.sites import Jolt, Jolts
+from redis import Redis
 
 from specbatch.jobs.chaos.harness import OTHER_CLASS, Ran, Site, prepared, site
 from specbatch.jobs.chaos.plan import Deed, Disturbance, Incident, IncidentKind, Plan
+from specbatch.jobs.chaos.pool import ChaosError
 from specbatch.jobs.chaos.stand_in import NUMERIC_CLASS, HashedTokens
 from specbatch.jobs.chaos.stand_in_model import EOS, VOCAB_SIZE, weights_of
 from specbatch.pipeline.engines.contract import Request
@@ -21,6 +24,7 @@ from specbatch.pipeline.ledger.sql import groups
 from specbatch.pipeline.outputs.outputs import read_output
 from specbatch.schemas.crash_points import CrashPoint
 from specbatch.schemas.errors import FencedError
+from specbatch.schemas.numeric_class import Pinned
 from specbatch.schemas.records import JobState, SamplingParams, Stage, StageTiming
 from specbatch.schemas.tables import Group
 from support.workers import wait_until
@@ -147,6 +151,25 @@ def test_added_workers_are_gone_for_the_store_too_before_the_next_job(one_site: 
     assert classes_alive(one_site) == {NUMERIC_CLASS, OTHER_CLASS}
     joined.end()
     assert classes_alive(one_site) == {NUMERIC_CLASS}
+
+
+def test_the_error_of_a_job_that_does_not_end_says_what_it_waits_for(one_site: Site) -> None:
+    here, redis = one_site, Redis.from_url(one_site.broker_url)
+    usual, nobodys = here.pool.patience_sec, Pinned("nobodys/f32/1")
+    redis.rpush("a-queue", "one", "two")
+    lose_patience = Jolt("lose patience", partial(setattr, here.pool, "patience_sec", -1.0), 0)
+    with pytest.raises(ChaosError) as raised:
+        here._job(Ran(plan(writes_ahead=False)), "in-vain", Jolts(lose_patience), nobodys)
+    here.pool.patience_sec = usual
+    redis.delete("a-queue")
+    job_id = here.store.list_jobs(limit=1)[0].job_id
+    here.client.cancel(job_id)
+    here.pool.until(lambda: here.store.get_job(job_id).state.is_final, "its end")
+    said = str(raised.value)
+    assert f"job {job_id} is " in said
+    assert f"waits for a worker of numeric class nobodys/f32/1; alive: {NUMERIC_CLASS}" in said
+    assert f"serves {NUMERIC_CLASS}" in said
+    assert "key a-queue is a list of 2" in said
 
 
 def classes_alive(here: Site) -> set[str]:
