@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
-from uuid import UUID
 
 from pydantic import AfterValidator
 
@@ -109,19 +108,14 @@ class Parent(NamedTuple):
     run_id: str
 
 
-_PARENT = re.compile(r"([^/]+)/(.+)/([0-9a-fA-F-]{36})")
+_UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"  # not all that `UUID` reads
+_PARENT = re.compile(rf"([^/]+)/(.+)/({_UUID})")
 
 
 def parent_in(text: str | None) -> Parent | None:
     """The parent that `namespace/job name/run id` names; None for anything else."""
     found = _PARENT.fullmatch(text or "")
-    if found is None:
-        return None
-    try:
-        UUID(found[3])
-    except ValueError:
-        return None
-    return Parent(*found.groups())
+    return None if found is None else Parent(*found.groups())
 
 
 def parent_here() -> str | None:

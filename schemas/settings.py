@@ -40,6 +40,7 @@ def _in_microusd(usd: float) -> float:
 
 Usd = Annotated[float, Field(ge=0, le=MOST_USD), AfterValidator(_in_microusd)]  # of an hour
 
+_IN_URL = r"(?:[A-Za-z0-9._~:/@!$&'()*+,;=-]|%[0-9A-Fa-f]{2})"  # before a query or fragment
 _SECRETS_OF_LIBRARIES = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "PGPASSWORD", "HF_TOKEN")
 
 
@@ -228,9 +229,9 @@ class Settings(BaseSettings):
     )
     docs_url: str = Field(
         default="https://docs.example.com/specbatch",
-        pattern=r"^https?://[^\s]+$",
-        description="where your copy of this documentation is: lineage names the schema of its own "
-        "facet there",
+        pattern=rf"^https?://(\[[0-9A-Fa-f:]+\]|{_IN_URL}){_IN_URL}*$",
+        description="where your copy of this documentation is, a URL without query or fragment: "
+        "lineage names the schema of its own facet there",
     )
     tensor_parallel: int = Field(
         default=1, ge=1, le=64, description="processes of `torchrun` that share the verifier"

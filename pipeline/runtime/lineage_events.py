@@ -175,7 +175,7 @@ class Events:
         if facts is None:
             return InputDataset(*name)
         facets: dict[str, DatasetFacet] = {
-            "schema": self._schema(facts.fields),
+            "schema": self._schema(input_fields(facts, self._output)),
             "version": dataset_version_dataset.DatasetVersionDatasetFacet(
                 datasetVersion=facts.version, producer=self._producer
             ),
@@ -244,6 +244,19 @@ def _time(at: float) -> datetime:
 
 
 # --- what comes of what ---------------------------------------------------------------------
+def input_fields(read: InputFacts, written: OutputFacts | None) -> Fields:
+    """The noted columns of an input, and those that `column_lineage` names besides.
+
+    It may name only columns of the schema. A column can lie beyond those that are noted, or be in
+    none of the first lines.
+    """
+    kept = () if written is None else written.kept
+    used = (*read.prompt, read.id, read.seed, read.sampling, *kept)
+    there = {name for name, _ in read.fields}
+    more = dict.fromkeys(name for name in used if name is not None and name not in there)
+    return (*read.fields, *((name, None) for name in more))
+
+
 def column_lineage(
     source: tuple[str, str], read: InputFacts, written: OutputFacts
 ) -> dict[str, column_lineage_dataset.Fields]:
@@ -256,7 +269,7 @@ def column_lineage(
 
     prompt = [column(name, "DIRECT", "TRANSFORMATION") for name in read.prompt]
     chosen = [read.seed, read.sampling]
-    sampled = [column(name, "INDIRECT", "CONDITION") for name in chosen if name is not None]
+    sampled = [column(name, "INDIRECT", "CONDITIONAL") for name in chosen if name is not None]
     found = {name: [*prompt, *sampled] for name in _WRITTEN} | {"prompt_tokens": prompt}
     if read.id is not None:
         found["id"] = [column(read.id, "DIRECT", "IDENTITY")]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from support.openlineage import unset
+from support.openlineage_rules import checked
 from support.webhooks import Receiver, receiving
 
 
@@ -26,7 +27,7 @@ def test_a_local_job_is_told_before_the_command_ends(
     parent = "default/nightly.load/01939f2e-7c1e-7d0b-8a55-3c1b2f6f9f10"
     done = cli("submit-job", *job, "--local", "--depth", 2, "--lineage-parent", parent, "--json")
     assert done.code == 0, done.err
-    start, end = (json.loads(body) for _, body in receiver.got)
+    start, end = (checked(json.loads(body)) for _, body in receiver.got)
     assert (start["eventType"], end["eventType"]) == ("START", "COMPLETE")
     assert start["run"]["runId"] == end["run"]["runId"]
     assert end["run"]["facets"]["parent"]["job"]["name"] == "nightly.load"

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator, ValidationError
 from ledger.builders import Clock
+from pydantic import ValidationError as PydanticError
 
 from specbatch.pipeline.runtime.lineage import Lineage, make_lineage
 from specbatch.pipeline.runtime.lineage_events import (
@@ -25,7 +27,7 @@ from specbatch.pipeline.runtime.lineage_events import (
 from specbatch.pipeline.runtime.notifier import TAKEN_SEC, Notifier, retry_sec
 from specbatch.schemas import lineage
 from specbatch.schemas.errors import ObjectError, SpecError
-from specbatch.schemas.lineage import InputFacts, OutputFacts, parent_in
+from specbatch.schemas.lineage import MOST_FIELDS, InputFacts, OutputFacts, parent_in
 from specbatch.schemas.notifications import Event
 from specbatch.schemas.records import JobState, Stage
 from specbatch.schemas.settings import Settings
@@ -172,8 +174,37 @@ def test_an_event_without_what_openlineage_requires_is_told_from_ours(
         assert not RULES.is_valid(end)
         facet["_schemaURL"] = url
     assert RULES.is_valid(end)
-    assert not RULES.is_valid({**end, "eventTime": "yesterday"})
     assert not RULES.is_valid({**end, "eventType": "DONE"})
+    no_times = [
+        "yesterday",
+        "2026-13-01T00:00:00Z",
+        "2026-01-01T00:00:00",
+        "2026-01-01T00:00:00Z\n",
+    ]
+    for time in no_times:
+        assert not RULES.is_valid({**end, "eventTime": time})
+    for uri in ("docs", "https://h/a b", "https://h/ü", "https://h/%2", "https://h/#a#b"):
+        assert not RULES.is_valid({**end, "producer": uri})
+    for run_id in ("7", PARENT[-36:].replace("-", "") + "----"):
+        assert not RULES.is_valid({**end, "run": {**end["run"], "runId": run_id}})
+
+
+def test_a_facet_of_another_version_is_told_from_that_which_the_rules_are_of(
+    site: Site, receiver: Receiver
+) -> None:
+    submit(site, PROMPTS)
+    work(site)
+    notifier(site).send_due()
+    *_, end = said(receiver)
+    for facet in (end["job"]["facets"]["jobType"], end["run"]["facets"][FACET]):
+        url = facet["_schemaURL"]
+        facet["_schemaURL"] = url.replace("-0-", "-9-", 1)
+        assert not RULES.is_valid(end)
+        facet["_schemaURL"] = url
+    assert RULES.is_valid(end)
+    del end["inputs"][0]["facets"]["schema"]["fields"][0]
+    with pytest.raises(ValidationError, match="no schema facet has"):
+        checked(end)
 
 
 def test_columns_of_the_output_name_those_that_they_come_from(
@@ -192,6 +223,25 @@ def test_columns_of_the_output_name_those_that_they_come_from(
     assert {f["name"] for of in found.values() for f in of["inputFields"]} == {
         str(site.folder / "in.jsonl")
     }
+
+
+def test_a_wide_input_has_in_its_schema_all_columns_that_the_lineage_names(
+    site: Site, receiver: Receiver
+) -> None:
+    row: dict[str, Any] = {"": 0} | {f"x{i}": i for i in range(MOST_FIELDS)}
+    row |= {"id": "r0", "how": {"temperature": 0.5}, "prompt": "What now", "note": "n", "other": 1}
+    (site.folder / "in.jsonl").write_text(json.dumps(row))
+    read = {"uri": "in.jsonl", "sampling_column": "how"}
+    submit(site, input=read, output={"uri": "out", "keep_columns": ["note"]})
+    work(site)
+    notifier(site).send_due()
+    *_, end = said(receiver)
+    fields = [field["name"] for field in end["inputs"][0]["facets"]["schema"]["fields"]]
+    assert fields == [*list(row)[:MOST_FIELDS], "prompt", "id", "how", "note"]
+    columns = end["outputs"][0]["facets"]["columnLineage"]["fields"]
+    (*_, how) = columns["text"]["inputFields"]
+    assert how["field"] == "how"
+    assert how["transformations"] == [{"type": "INDIRECT", "subtype": "CONDITIONAL"}]
 
 
 def test_no_event_has_a_text_of_a_prompt_or_of_an_output(site: Site, receiver: Receiver) -> None:
@@ -411,6 +461,25 @@ def test_a_target_of_a_file_cannot_take_its_place() -> None:
     assert Settings().docs_url == DOCS
 
 
+@pytest.mark.parametrize(
+    ("url", "is_taken"),
+    [
+        ("http://docs", True),
+        ("https://[::1]:8080/a%20b/c", True),
+        ("https://docs/a?version=1", False),
+        ("https://docs/#/a", False),
+        ("https://docs/ü", False),
+        ("https://docs/{version}", False),
+        ("file:///docs", False),
+    ],
+)
+def test_the_place_of_the_documentation_can_stand_before_the_name_of_a_schema(
+    url: str, is_taken: bool
+) -> None:
+    with nullcontext() if is_taken else pytest.raises(PydanticError, match="docs_url"):
+        assert Settings(docs_url=url).docs_url == url
+
+
 # --- the run that a job is a part of --------------------------------------------------------
 def test_the_environment_names_the_parent_and_the_spec_wins(
     site: Site, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
@@ -460,6 +529,8 @@ def test_a_variable_that_names_no_run_is_left_out(
         ("a/b/c", None),
         (f"a/{PARENT[-36:]}", None),
         (f"a/b/{'-' * 36}", None),
+        (f"a/b/{PARENT[-36:].upper()}", ("a", "b", PARENT[-36:].upper())),
+        (f"a/b/{PARENT[-36:].replace('-', '')}----", None),
         (None, None),
     ],
 )
