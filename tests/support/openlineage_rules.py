@@ -48,21 +48,23 @@ _URI = re.compile(
 )
 
 
-@FORMATS.checks("uuid")
 def _is_uuid(value: object) -> bool:
     return not isinstance(value, str) or _UUID.fullmatch(value) is not None
 
 
-@FORMATS.checks("uri")
 def _is_uri(value: object) -> bool:
     return not isinstance(value, str) or _URI.fullmatch(value) is not None
 
 
-@FORMATS.checks("date-time", raises=ValueError)
 def _is_time(value: object) -> bool:
     if not isinstance(value, str):
         return True
     return _TIME.fullmatch(value) is not None and datetime.fromisoformat(value).tzinfo is not None
+
+
+FORMATS.checks("uuid")(_is_uuid)
+FORMATS.checks("uri")(_is_uri)
+FORMATS.checks("date-time", raises=ValueError)(_is_time)
 
 
 # --- words ----------------------------------------------------------------------------------
