@@ -30,7 +30,6 @@ from specbatch.schemas.numeric_class import (
 from specbatch.schemas.placement import SPOT, PlacementSpec, Site
 from specbatch.schemas.records import Stage
 from specbatch.schemas.tables import Group, Job, WorkerSession
-from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
 
 PINNED_COLUMNS = (Job.numeric_class, Job.model_fingerprint, Job.proposer_fingerprint)
 PINNED = select(*PINNED_COLUMNS).where(Job.job_id == bindparam("of_job"))
@@ -131,14 +130,17 @@ def pin(
 def _alive(
     conn: Connection, now: Now, job: Any, own: Serves, owner: str, lease_sec: float
 ) -> list[Serves]:
-    """What live workers with the job's model serve where its rows may be; `own` counts once."""
+    """What live workers with the job's model serve where its rows may be; `own` counts once.
+
+    A worker that was not heard of for a lease has no say: a class of dead workers would wait.
+    """
     placement = PlacementSpec.model_validate(job.spec.get("placement") or {})
     rows = conn.execute(
         select(
             WorkerSession.owner, WorkerSession.serves, WorkerSession.region, WorkerSession.tenure
         ).where(
             WorkerSession.ended_at.is_(None),
-            WorkerSession.beat_at > now - LEASES_OF_SILENCE * lease_sec,
+            WorkerSession.beat_at > now - lease_sec,
             WorkerSession.serves.is_not(None),
         )
     )
