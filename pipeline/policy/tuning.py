@@ -66,7 +66,7 @@ CLEARLY_BETTER = 0.05  # acceptance above the chosen ones' by which a free draft
 # --- replanning ---------------------------------------------------------------------------------
 REPLAN_SHARE = 0.002  # of the time may go into replanning
 HOLD_STEPS = 16  # that a choice holds at least …
-LONGEST_HOLD_STEPS = 384  # … and at most, however dear replanning is
+LONGEST_HOLD_STEPS = 1024  # … and at most, however dear replanning is
 SAMPLE_SHARE = 8  # at depth 0 most replans look at one sequence in so many …
 FULL_EVERY_REPLANS = 4  # … and one in so many at all of them
 FIRST_DEPTHS = (0, 0, 3, 1, 3)  # of a new engine's first steps: they show what a token costs
