@@ -9,7 +9,7 @@ A client uploads a small file, makes a batch, polls it until it has ended, and c
 one, over one connection that stays open. Clients, service and workers share this machine: a time is
 that from a client's first byte sent to the last received, the clients' own queue included.
 `others_cores` says how many cores everything else kept busy meanwhile. It should be near 0. Where
-it is not, as in the committed results, times say little: `--note` keeps the reason in the file.
+it is not, times say little: `--note` keeps the reason in the file.
 """
 
 from __future__ import annotations

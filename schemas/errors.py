@@ -144,7 +144,7 @@ class JobInterrupted(KeyboardInterrupt):
     """Ctrl-C, or a cancelled task, stopped a job of this process; the message says how to resume
     it. `job_id`: the job.
 
-    No `SpecbatchError`, so that whoever handles errors does not go on after Ctrl-C.
+    No `SpecbatchError`, so that whoever handles errors does not continue after Ctrl-C.
     """
 
     def __init__(self, message: str, *, job_id: str = "") -> None:

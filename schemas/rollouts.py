@@ -68,7 +68,7 @@ class Rollout:
     reason: str
     better: float = 1.0  # how much a bet that the candidate is better has grown
     worse: float = 1.0
-    outcome: Outcome | None = None  # None: it goes on
+    outcome: Outcome | None = None  # None: it continues
     ended_at: float | None = None  # None: it counts, if only until a better model is promoted
     ended_by: str | None = None
     end_reason: str | None = None

@@ -98,7 +98,7 @@ class Settings(BaseSettings):
         default=100,
         ge=0,
         # Attempts come at most ten seconds apart, so that is about a quarter of an hour. Until then
-        # groups in hand go on: they need no broker.
+        # groups in hand continue: they need no broker.
         description="a worker ends after so many failures in a row to take messages; 0: never",
     )
     message_patience_sec: float = Field(

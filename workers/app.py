@@ -57,7 +57,7 @@ def make_app(settings: Settings) -> Celery:
         broker_connection_retry=True,
         broker_connection_retry_on_startup=True,
         # RabbitMQ closes the channel of a consumer that holds an unacknowledged message for longer
-        # than its timeout. That would end the worker; it reconnects, and the group goes on.
+        # than its timeout. That would end the worker; it reconnects, and the group continues.
         broker_channel_error_retry=True,
         broker_connection_max_retries=None,  # counted by `consumer.py`, with what fails later
         # --- when the worker goes

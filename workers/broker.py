@@ -28,7 +28,7 @@ from specbatch.schemas.errors import UsageError
 log = logging.getLogger(__name__)
 
 # Groups take minutes; anything unacknowledged for longer is delivered again, and the lease decides
-# which worker goes on. All apps must agree, for on Redis the shortest wins.
+# which worker continues. All apps must agree, for on Redis the shortest wins.
 VISIBILITY_TIMEOUT_SEC = 3600
 # A message that ends its worker every time is dropped after so many deliveries; otherwise it would
 # go round for ever. The store counts attempts itself, and the sweeper enqueues while some are left.

@@ -109,7 +109,7 @@ class Consuming:
 
 class CheckedConsumer(Consumer):  # type: ignore[misc]  # celery has no types
     """Drops refused messages with one line in the log (or dead-letters them, if the broker's policy
-    says so); the worker goes on.
+    says so); the worker continues.
 
     It counts failed connections, also those that fail after a moment: Celery counts only those that
     fail at once, and retries the others five times a second.

@@ -278,7 +278,7 @@ def _moved(client: Any, key: str, wanted: str) -> bool:
         )
         return False
     log.error(
-        "key %s of the broker was a %s where a %s is needed: it is %s now, and work goes on; "
+        "key %s of the broker was a %s where a %s is needed: it is %s now, and work continues; "
         "find out who wrote it, then delete it",
         quoted(key),
         kind,

@@ -67,7 +67,7 @@ class Job:
     def wait(self, timeout: float | None = None, *, progress: bool = True) -> Job:
         """Return this job once it has ended; `timeout` is in seconds.
 
-        Ctrl-C ends the waiting, not the job. Raises `WaitTimeoutError`; the job then goes on.
+        Ctrl-C ends the waiting, not the job. Raises `WaitTimeoutError`; the job then continues.
         """
         row = self._row()
         if row.state.is_final:

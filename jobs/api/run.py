@@ -144,7 +144,7 @@ async def arun(
     output: Place | None = None,
     **options: Unpack[RunOptions],
 ) -> Any:
-    """`run` for programs with an event loop, which goes on meanwhile: the job has a thread.
+    """`run` for programs with an event loop, which continues meanwhile: the job has a thread.
 
     Cancelling the task stops the job after the current step, and the same call resumes it.
     """

@@ -113,7 +113,7 @@ def _on(store: Store, scope: SwitchScope) -> None:
             f"drafting was not switched off for {scope}: `specbatch drafting list` shows what is "
             "off; give the same options"
         )
-    say(f"drafting may go on for {scope}: workers follow within a heartbeat")
+    say(f"drafting may continue for {scope}: workers follow within a heartbeat")
     others = [switch for switch in store.draft_switches() if _meet(switch.scope, scope)]
     for switch in others:
         say(f"still off: {switch_line(switch)}")

@@ -70,7 +70,7 @@ def learn(
     """Train the deployed draft model on what the store keeps, try it, and roll it out if it is
     better.
 
-    What the last rollout found better is promoted first. The candidate of one that goes on is
+    What the last rollout found better is promoted first. The candidate of one in progress is
     trained further, and what is better still takes its place.
     The schedule kind `learn` does the same every night.
     """

@@ -150,13 +150,13 @@ def _check(
 
 
 def _stop(store: Store, scope: DeployScope, number: str | None, reason: str) -> Rollout:
-    """By number or scope. Raises `UsageError`, which names those that go on."""
+    """By number or scope. Raises `UsageError`, which names those in progress."""
     live = store.rollouts()
     found = [one for one in live if (str(one.number) == number if number else one.scope == scope)]
     if not found:
-        which = f"rollout {number!r} that goes on" if number else f"rollout for {scope.words}"
+        which = f"{number!r} in progress" if number else f"in progress for {scope.words}"
         there = "; ".join(f"{one.number} for {one.scope.words}" for one in live) or "none"
-        raise UsageError(f"there is no {which}; those that go on: {there}")
+        raise UsageError(f"there is no rollout {which}; in progress: {there}")
     return store.stop_rollout(found[0].scope, reason)
 
 

@@ -21,7 +21,7 @@ with DAG(
         "verifier": Param("llama-70b", type="string"),
         "parts": Param(["english", "german"], type="array"),
     },
-    # A retry goes on with the job of the try before.
+    # A retry resumes the job of the try before.
     default_args={"retries": 3, "retry_delay": timedelta(minutes=5)},
 ) as dag:
 

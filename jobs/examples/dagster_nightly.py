@@ -33,7 +33,7 @@ summaries = specbatch_asset(
     spec=job_of_a_day,
     on_partial="succeed",  # some rows of a run may fail
     partitions_def=days,
-    retry_policy=RetryPolicy(max_retries=3, delay=60),  # a retry goes on with the job
+    retry_policy=RetryPolicy(max_retries=3, delay=60),  # a retry resumes the job
 )
 
 

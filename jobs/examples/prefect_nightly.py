@@ -8,7 +8,7 @@ from specbatch.jobs.dags.prefect import specbatch_job
 
 summarise = specbatch_job.with_options(
     name="summarise",
-    retries=3,  # a retry goes on with the job
+    retries=3,  # a retry resumes the job
     retry_delay_seconds=60,
 )
 

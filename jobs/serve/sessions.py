@@ -31,7 +31,7 @@ class Session:
 
 
 class Sessions:
-    """All that go on. Thread-safe."""
+    """All open sessions. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -429,7 +429,7 @@ def _concerns(scope: DeployScope, tenant: str, names: Collection[str]) -> bool:
 
 
 def _waits(job: JobRow, now: JobNow) -> str | None:
-    """Why it does not go on, without the names of workers."""
+    """What it waits for, without the names of workers."""
     if now.state == INTERRUPTED:
         line = interrupted_line(job.job_id)
         return line[0].upper() + line[1:]

@@ -293,8 +293,8 @@ class Match(NamedTuple):
 
     length: int  # tokens in common
     occurrences: int
-    position: int  # of the token to go on with: one of the majority
-    share: float  # of the occurrences looked at that go on with that token
+    position: int  # of the token to continue with: one of the majority
+    share: float  # of the occurrences looked at that continue with that token
 
 
 class PastOutputs(Protocol):

@@ -1,7 +1,7 @@
 """Reads rows of CSV and TSV files, compressed with gzip or not.
 
 The first row of each file names its columns, and every cell is text. Python's csv module splits the
-rows, strictly: a row that it refuses is a bad row, not a bad file, and reading goes on at the line
+rows, strictly: a row that it refuses is a bad row, not a bad file, and reading resumes at the line
 after the one where the row went wrong. Blank lines are not rows. Positions are byte offsets in the
 text, so a resume seeks straight to one.
 """

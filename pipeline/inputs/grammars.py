@@ -291,14 +291,14 @@ class GrammarState:
 
     def _renewed(self) -> bool:
         """Whether it was the lexer that gave up, maybe by what other outputs did to it: the state
-        then goes on with a new one."""
+        then continues with a new one."""
         if "lexer error" not in self._matcher.get_error():
             return False
         self._matcher = self._grammar.renewed()
         return bool(self._matcher.consume_tokens(self._tokens))
 
     def _takes(self, token: int) -> bool:
-        """Whether the draft goes on with the token, which is then behind it. Nothing follows the
+        """Whether the draft continues with the token, which is then behind it. Nothing follows the
         end."""
         return token not in self._end_ids and self._matcher.try_consume_tokens([token]) == 1
 

@@ -143,7 +143,7 @@ def _settle(store: Store) -> None:
 
 
 def _now(store: Store, order: LearnOrder) -> Rollout | None:
-    """The rollout of the order's scope that goes on."""
+    """The rollout of the order's scope that continues."""
     return _of_scope(store.rollouts(), order)
 
 
@@ -153,7 +153,7 @@ def _of_scope(rollouts: Iterable[Rollout], order: LearnOrder) -> Rollout | None:
 
 def _parent(store: Store, order: LearnOrder, out: Path) -> str:
     """Where the model is to begin with: that of a training that is resumed, else the candidate of
-    a rollout that goes on, else what is deployed. Small gains add up, night by night, until groups
+    a rollout in progress, else what is deployed. Small gains add up, night by night, until groups
     can tell."""
     models = {model.fingerprint: model for model in store.models()}
     scope = order.scope
@@ -189,7 +189,7 @@ def _not_better(store: Store, order: LearnOrder, record: dict[str, Any]) -> Lear
     goes_on = _now(store, order)
     if goes_on is not None:
         groups = len(store.rollout_groups(goes_on.number))
-        summary += f"; rollout {goes_on.number} goes on after {groups:,} groups"
+        summary += f"; rollout {goes_on.number} continues after {groups:,} groups"
         if not groups:
             summary += ": restart workers, so that they load its candidate"
     return Learned(summary, record=record, rollout=goes_on)
@@ -227,7 +227,7 @@ def _decided(
 ) -> Learned:
     """Begin the candidate's rollout, if it pays.
 
-    What goes on is read anew: jobs went on through the hours of training and of the trial.
+    What is in progress is read again: jobs went on through the hours of training and of the trial.
     """
     label, gain = candidate.label, _gain(record)
     if not trial.pays:
@@ -237,7 +237,7 @@ def _decided(
     _settle(store)
     goes_on = _now(store, order)
     if goes_on is not None and goes_on.fingerprint != record["parent"]["digest"]:
-        other = f"rollout {goes_on.number} goes on, of another model than its parent"
+        other = f"rollout {goes_on.number} continues, of another model than its parent"
         return Learned(f"{label} is not rolled out: {other}", candidate, record, trial)
     if goes_on is not None:
         with suppress(UsageError):  # it has ended since

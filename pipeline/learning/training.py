@@ -54,7 +54,7 @@ RATE, RATE_WIDTH = 1e-3, 128
 
 @dataclass(frozen=True, slots=True)
 class Watcher:
-    """Who is told how a training goes on, and may stop it."""
+    """Who is told how a training continues, and may stop it."""
 
     say: Callable[[str], None] = lambda _: None
     on_read: Callable[[int, int], None] = lambda *_: None  # completions, and of how many

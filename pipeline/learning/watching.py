@@ -30,7 +30,7 @@ class ModelWatch:
     notices when they stand for other ones.
 
     It asks the store alone; files are read only when the store's answer has changed. A set that
-    cannot be loaded is logged once, and the worker goes on with what it has.
+    cannot be loaded is logged once, and the worker continues with what it has.
     """
 
     def __init__(self, store: Store, refs: Sequence[str], verifier: str | None = None) -> None:
@@ -86,10 +86,10 @@ class ModelWatch:
             self._check(found)
         except StoreError:
             raise
-        except Exception as error:  # whatever is wrong with a folder, the worker goes on
+        except Exception as error:  # whatever is wrong with a folder, the worker continues
             self._answer = answer
             log.warning(
-                "what %s stands for has changed, and cannot be loaded: %s; this worker goes on "
+                "what %s stands for has changed, and cannot be loaded: %s; this worker continues "
                 "with %s: mend it, then promote it again or restart this worker",
                 self._named,
                 error,

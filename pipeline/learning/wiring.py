@@ -51,7 +51,7 @@ def train(
     parameters: Parameters,
     watcher: Watcher,
 ) -> dict[str, Any]:
-    """Train, or go on with it, and return the record. Raises `SpecbatchError`.
+    """Train, or continue with it, and return the record. Raises `SpecbatchError`.
 
     Without an end the window ends now; that of a training that is resumed stays.
     """

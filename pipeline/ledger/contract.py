@@ -535,7 +535,7 @@ class Store(Serving, Budgeting, Earlier, Placing, Staging, Protocol):
     ) -> Rollout:
         """Let a candidate draft for a growing share of a scope's groups.
 
-        Raises `UsageError` where no model is deployed, or a rollout goes on.
+        Raises `UsageError` where no model is deployed, or a rollout continues.
         """
 
     def rollouts(self, history: bool = False) -> list[Rollout]:
@@ -547,7 +547,7 @@ class Store(Serving, Budgeting, Earlier, Placing, Staging, Protocol):
     def observe_rollout(
         self, number: int, job_id: str, group_index: int, seen: Observed
     ) -> Rollout:
-        """Note what a group showed, once; the rollout goes on or ends as `policy/rollout.py` says.
+        """Note what a group showed, once; `policy/rollout.py` says whether the rollout ends.
 
         A worse candidate drafts no more. A better one drafts for all groups until it is promoted.
         """

@@ -232,7 +232,7 @@ def check_models(job: JobRow, models: Models) -> None:
     texts = [name for name in names if name in TEXT_PARTS]
     if texts and job.groups_total:
         raise UsageError(
-            f"job {job.job_id} cannot go on with that model: its prompts are tokens of another "
+            f"job {job.job_id} cannot continue with that model: its prompts are tokens of another "
             f"{listed(texts)}; submit it as a new job"
         )
 

@@ -57,7 +57,7 @@ class RolloutState:
     steps: Sequence[float]
     same_cost: bool = False  # both models draft in the same time
     step: int = 0  # of these, the one that counts now
-    outcome: Outcome | None = None  # None: it goes on
+    outcome: Outcome | None = None  # None: it continues
     _better: Gambler = field(default_factory=Gambler)
     _worse: Gambler = field(default_factory=Gambler)
     _ranked: list[float] = field(default_factory=list)  # what groups earned

@@ -187,7 +187,7 @@ class Timekeeper(Timing):
                 )
 
     def _report(self) -> bool:
-        """Whether the session goes on; if not, a new one has begun. Raises `StoreError`."""
+        """Whether the session continues; if not, a new one has begun. Raises `StoreError`."""
         self._introduce()
         reading = self._read()
         try:

@@ -106,7 +106,7 @@ class Purger:
         """Private jobs whose files are still there, because their worker died before it deleted
         them. The store is asked for `page` jobs at a time.
 
-        If a job's files cannot be listed, `failed` is called and the search goes on; without it
+        If a job's files cannot be listed, `failed` is called and the search continues; without it
         that raises `ObjectError`.
         """
         left = []
@@ -168,7 +168,7 @@ class Purger:
         failed: Callable[[JobRow, ObjectError], None],
     ) -> bool:
         """Delete the histories of the tenant's jobs `besides` the purged ones, whose outputs they
-        hold. Running jobs go on without. Returns whether all are gone; `failed` is called for each
+        hold. Running jobs do without. Returns whether all are gone; `failed` is called for each
         job where that fails.
 
         Call it after `purge`, because marked jobs get into no new history, and before `finish`.

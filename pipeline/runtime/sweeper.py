@@ -53,7 +53,7 @@ class Sweeper:
     """Sweeps at once, then every `interval_sec`, in a thread of its own; sooner while messages get
     lost.
 
-    A group that nobody drafts for within `propose_patience_sec` goes on without drafts. A message
+    A group that nobody drafts for within `propose_patience_sec` continues without drafts. A message
     counts as lost after `message_patience_sec`. If as many are queued as units are due, none is
     missing, however long they have waited. If nothing is queued, a worker has taken the message and
     would have claimed the unit at once: then it counts as lost after `EAGER_SEC`, and after twice
@@ -215,7 +215,7 @@ class Sweeper:
             self._forget_at = time.monotonic() + 86_400.0
 
     def skip_proposals(self) -> None:
-        """Let groups go on whose proposer is dead, frozen or missing; note it as a decision."""
+        """Let groups continue whose proposer is dead, frozen or missing; note it as a decision."""
         patience = self._propose_patience_sec
         skipped: defaultdict[str, list[int]] = defaultdict(list)
         for job_id, index in self._store.skip_proposals(patience):

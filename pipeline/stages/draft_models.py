@@ -83,7 +83,7 @@ NO_GROUP_MODELS = GroupModels(NO_MODELS, NO_MODELS, ())
 class DraftModels:
     """Reads deployments and rollouts now and then: no group waits for what hardly ever changes.
 
-    No output depends on it: failures are logged, and the job goes on.
+    No output depends on it: failures are logged, and the job continues.
     """
 
     def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
@@ -164,7 +164,7 @@ class DraftModels:
                 self._read_at = -math.inf
                 share = 0.0 if after.ended_at is not None else 100.0 * after.share
                 message = "rollout %d: %s, the candidate drafts for %.0f %% of groups"
-                log.info(message, number, after.outcome or "goes on", share)
+                log.info(message, number, after.outcome or "continues", share)
 
 
 def model_of(models: Models, tag: str | None) -> str | None:

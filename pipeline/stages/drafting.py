@@ -72,7 +72,7 @@ class _Slot:
 class Drafting:
     """Reads and writes what is known of drafts. Thread-safe.
 
-    No output depends on it: failures are logged, and the job goes on.
+    No output depends on it: failures are logged, and the job continues.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class Drafting:
             artefact = Artefact(**job.report[HISTORY])
             return History.from_bytes(read_own(self._objects, job, artefact))
         except (SpecbatchError, TypeError, ValueError, MemoryError) as error:
-            log.warning("job %s goes on without its history: %s", job.job_id, _words(error))
+            log.warning("job %s continues without its history: %s", job.job_id, _words(error))
             return None
 
     def forget(self, job: JobRow) -> None:

@@ -1,6 +1,6 @@
 """Mending: what a job computes for outputs that ended without the form that they were asked for.
 
-    continue  what `max_tokens` cut goes on from where it was, with the same noise
+    continue  what `max_tokens` cut continues from where it was, with the same noise
     retry     what is malformed then is sampled again, with other seeds, until one has its form
 
 Both are further requests in the engine, whose time is charged to the row. A retry that helps takes

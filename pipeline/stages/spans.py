@@ -1,6 +1,6 @@
 """What the stages note in spans: counts, times and ids, never a text.
 
-Nothing is built if tracing is off. Errors in here are logged, and the work goes on.
+Nothing is built if tracing is off. Errors in here are logged, and the work continues.
 """
 
 from __future__ import annotations

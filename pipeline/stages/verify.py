@@ -7,7 +7,7 @@
     engine    join the fused batch and wait; last rows may go to an idle worker meanwhile
     results   malformed outputs are mended; one record per sample, judged by the job's policies and
               scored, goes to its workspace
-    commit    the group goes on to RECORD, with the device time that it took
+    commit    the group moves to RECORD, with the device time that it took
 
 If the job is stopped meanwhile, its finished rows are kept and the group ends.
 """
@@ -137,7 +137,7 @@ def blocks_ahead(
     except ObjectError as error:
         if work.lease.attempt < min(ATTEMPTS_WITH_DRAFTS, max_attempts):
             raise  # it may be the storage, and over by the next attempt
-        message = "job %s group %s goes on without its drafts: %s"
+        message = "job %s group %s continues without its drafts: %s"
         log.warning(message, job.job_id, work.lease.group_index, error)
         return {}
     return {(block.row_index, block.sample_index): block for block in blocks}

@@ -142,7 +142,7 @@ def test_a_night_trains_tries_and_rolls_out_and_the_next_one_promotes(
     assert first.code == 0, first.err
     learned = first.json
     assert learned["record"]["better"]
-    assert "accepted draft tokens per pass" in first.err, "it says how it goes on"
+    assert "accepted draft tokens per pass" in first.err, "it shows progress"
     candidate = learned["candidate"]["fingerprint"]
     assert learned["trial"]["proposer"] == learned["rollout"]["fingerprint"] == candidate
     assert "begins rollout 1" in learned["summary"]
@@ -236,7 +236,7 @@ def test_another_rollout_that_began_meanwhile_is_left_alone(
 
     trained.append(begin)
     learned = cli(*learning, "--night", "1", "--json").json
-    assert "is not rolled out: rollout 1 goes on, of another model" in learned["summary"]
+    assert "is not rolled out: rollout 1 continues, of another model" in learned["summary"]
     (goes_on,) = cli("rollout", "list", "--json").json
     assert goes_on["reason"] == "by hand"
 

@@ -71,7 +71,8 @@ def test_a_rollout_is_stopped_and_stays_in_the_history(cli: Any) -> None:
     begun = cli("rollout", "start", "docs:2", "--tag", "news", "--reason", "news first")
     assert begun.out == "rollout 1: docs:2 for tag news, in shadow\n"
     missed = cli("rollout", "stop", "--tag", "old", "--reason", "x")
-    assert missed.complaint == ("there is no rollout for tag old; those that go on: 1 for tag news")
+    said = "there is no rollout in progress for tag old; in progress: 1 for tag news"
+    assert missed.complaint == said
     done = cli("rollout", "stop", "1", "--reason", "the wrong one")
     assert done.out == "rollout 1 is stopped: its candidate drafts no more\n"
     assert cli("rollout", "list").out.startswith("no rollouts")
@@ -117,8 +118,8 @@ def test_what_a_trial_found_of_a_model_counts(cli: Any, numeric_class: str) -> N
         (["list", "--tag", "news"], "takes no --tag\n"),
         (["settle", "--steps", "5,100"], "takes no --steps"),
         (["stop", "--history", "--reason", "x"], "takes no --history"),
-        (["stop", "--reason", "x"], "no rollout for everything; those that go on: none"),
-        (["stop", "7", "--reason", "x"], "no rollout '7' that goes on; those that go on: none"),
+        (["stop", "--reason", "x"], "no rollout in progress for everything; in progress: none"),
+        (["stop", "7", "--reason", "x"], "no rollout '7' in progress; in progress: none"),
         (["stop", "7", "--tag", "x", "--reason", "x"], "takes a number, or --tenant"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What is kept for drafting may be away, late, unreadable or garbage: jobs go on without it."""
+"""What is kept for drafting may be away, late, unreadable or garbage: jobs continue without it."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def test_a_history_that_cannot_be_read_is_none(
     with caplog.at_level(logging.WARNING):
         assert drafting.history(job) is None
         assert drafting.history(job) is None
-    assert caplog.text.count("goes on without its history") == 1
+    assert caplog.text.count("continues without its history") == 1
 
 
 @pytest.mark.parametrize("value", ["a word", {"uri": "/x"}, {"other": 1}, [1]])

@@ -131,7 +131,7 @@ def test_what_cannot_be_loaded_is_said_once_and_nothing_is_done(
         assert watch.changed(place.store) is None
     (line,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert said in line.message
-    assert f"this worker goes on with {place.refs(1)[0]}" in line.message
+    assert f"this worker continues with {place.refs(1)[0]}" in line.message
     place.promote(1)
     assert watch.changed(place.store) is None
 

@@ -411,7 +411,7 @@ def test_an_endpoint_that_comes_back_is_named_too(
     tracing.close()
     assert len(otlp.spans) == 2
     first, second = [record.getMessage() for record in caplog.records]
-    assert first.startswith("traces are lost, work goes on")
+    assert first.startswith("traces are lost, work continues")
     assert second == "traces are sent again; 2 spans were lost"
 
 

@@ -209,7 +209,7 @@ def test_a_damaged_history_is_gone_on_without(
         assert drafting.history(job) is None
         assert drafting.history(job) is None
     assert len(caplog.records) == 1, "said once"
-    assert f"job {TONIGHT} goes on without its history" in caplog.text
+    assert f"job {TONIGHT} continues without its history" in caplog.text
 
 
 def test_a_history_is_loaded_once(store: Counting, prepared: Callable[..., JobRow]) -> None:

@@ -1,4 +1,4 @@
-"""Signing in to the page: whose session it is, how long it goes on, what another site could do."""
+"""Signing in to the page: whose session it is, how long it lasts, what another site could do."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class HistoryProposer(Proposer):
 
     def confidence_bucket(self, sequence: Sequence) -> int:
         """6 and 5: the past output, without and with a recent disagreement. 4 to 1: the index, by
-        how long the match is (two buckets) and how many of its positions go on like it."""
+        how long the match is (two buckets) and how many of its positions continue like it."""
         progress = self._progress_of(sequence)
         if progress.walk is not None:
             if not progress.walk.length:

@@ -10,7 +10,7 @@ from specbatch.pipeline.engines.state.sequence import Sequence
 _HIGHEST_BUCKET = 5
 SHORTEST_MATCH = 2
 LONGEST_MATCH = 64  # tokens in common that are told apart when positions are compared
-LONGEST_REPEAT = 64  # draft tokens, where the list repeats itself and could go on for ever
+LONGEST_REPEAT = 64  # draft tokens, where the list repeats itself and could continue for ever
 _LOOKED_AT = 64  # positions behind the newest pair that are compared
 
 
@@ -58,7 +58,7 @@ class MatchFinder:
     Every pair of neighbours knows the position behind its latest occurrence, and every such
     position the one before it. A search walks the positions behind the newest pair, the most recent
     first, and keeps the one with the most tokens in common; so of equal ones the most recent wins.
-    While the list goes on like the position found, longer tokens in common can only be there, and
+    While the list continues like the position found, longer tokens in common can only be there, and
     nothing is searched.
 
     An online suffix automaton took longer: 0.44 against 0.12 µs per token of long prompts, and 430

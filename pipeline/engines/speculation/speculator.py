@@ -198,7 +198,7 @@ class Speculator:
         self._by_name[draft.proposer].on_verified(sequence)
 
     def abandon(self, sequence: Sequence, draft: Draft) -> None:
-        """The step goes on without the sequence, so there will be no verdict on its draft."""
+        """The step continues without the sequence, so there will be no verdict on its draft."""
         if draft.proposer:
             self._by_name[draft.proposer].forget(sequence)
 

@@ -112,7 +112,7 @@ def _is_torch(error: BaseException, name: str) -> bool:
 
 
 def engine_error(error: BaseException, doing: str) -> EngineError:
-    """The error that tickets fail with: `DeviceLostError` if a new process is needed to go on."""
+    """The error that tickets fail with: `DeviceLostError` if a new process is needed."""
     fault = fault_of(error)
     message = f"{doing} failed: {first_line(error)}"
     if fault in (Fault.DEVICE, Fault.KERNEL):

@@ -190,7 +190,7 @@ class VllmEngine:
 
     def switch(self, switches: DraftSwitches) -> None:
         """From the next step on, no drafts are verified for what an operator has switched off. A
-        core that drafts itself goes on doing so: only a core without speculation would not."""
+        core that drafts itself keeps doing so: only a core without speculation would not."""
         self._speculator.switch(switches)
 
     def wanted(self) -> list[Wanted]:

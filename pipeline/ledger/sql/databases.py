@@ -104,8 +104,8 @@ def _sqlite(url: URL, foreign_keys: bool) -> Engine:
 
     @event.listens_for(engine, "checkout")
     def _check_file(_connection: object, record: Any, _proxy: object) -> None:
-        """A copy may have been put in the file's place. Who still had the former open would go on
-        in it, and nobody would ever see what was written there."""
+        """A copy may have been put in the file's place. Who still had the former open would write
+        to it, and nobody would ever see what was written there."""
         if record.info.get(_FILE) != _identity(file):
             raise DisconnectionError("the database's file was replaced")
 

@@ -157,7 +157,7 @@ def newest(conn: Connection, limit: int = 50, state: JobState | None = None) -> 
     return [mapper.job_row(row) for row in conn.execute(query)]
 
 
-# FOR NO KEY UPDATE: inserts of groups and completions (foreign keys) may still go on.
+# FOR NO KEY UPDATE: inserts of groups and completions (foreign keys) may still continue.
 # On PostgreSQL the row comes with the server's time, which audit entries need.
 _LOCKS = {
     is_postgres: select(*Job.__table__.c, *([SERVER_TIME.label("locked_at")] * is_postgres))

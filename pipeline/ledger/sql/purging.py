@@ -82,7 +82,7 @@ def _ended(before: Now) -> Select[Any]:
 
 
 def _begin(conn: Connection, now: Now, job_id: str, why: str) -> tuple[str, int | None, int]:
-    """(whole id, row to go on from or None, rows), after the entry in the log."""
+    """(whole id, row to continue from or None, rows), after the entry in the log."""
     row = jobs.lock(conn, jobs.find(conn, job_id).job_id)
     rules.check_purge(mapper.job_row(row))
     if row.purged_at is not None:

@@ -86,7 +86,7 @@ def groups(conn: Connection, number: int) -> list[Observed]:
 def observe(
     conn: Connection, now: Now, number: int, job_id: str, group_index: int, seen: Observed
 ) -> Rollout:
-    """Add a group, once, and let the rollout go on or end as its groups say."""
+    """Add a group, once, and let the rollout continue or end as its groups say."""
     row = conn.execute(_of(number).with_for_update()).one()
     if row.outcome is not None:  # the group was on its way when the rollout was decided
         return _rollout(row)

@@ -48,7 +48,7 @@ P = ParamSpec("P")
 def _harmless(
     count: Callable[Concatenate[Meter, P], None],
 ) -> Callable[Concatenate[Meter, P], None]:
-    """Log an error of counting once and go on: the work itself is done by then."""
+    """Log an error of counting once and continue: the work itself is done by then."""
 
     @wraps(count)
     def guarded(self: Meter, /, *args: P.args, **kwargs: P.kwargs) -> None:

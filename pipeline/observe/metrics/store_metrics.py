@@ -78,7 +78,7 @@ class StoreMetrics:
         figures = None
         try:
             figures = self._read()
-        except Exception as error:  # the scrape says that it is not up; the worker goes on
+        except Exception as error:  # the scrape says that it is not up; the worker continues
             log.warning("the store's figures cannot be read: %s", error)
         with self._lock:
             self._figures, self._at, self._reading = figures, self._clock(), None

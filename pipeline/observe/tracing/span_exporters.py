@@ -80,7 +80,7 @@ class Forgiving(SpanExporter):
         if result is SpanExportResult.FAILURE:
             self._lost += len(spans)
             if not self._failing:
-                log.warning("traces are lost, work goes on: they cannot be sent (%s)", reason)
+                log.warning("traces are lost, work continues: they cannot be sent (%s)", reason)
         elif self._failing:
             log.warning("traces are sent again; %d spans were lost", self._lost)
             self._lost = 0

@@ -3,7 +3,7 @@
 A job's attempts had some time of sessions. What its rows were given is theirs, by kind; the rest
 was lost: attempts that came to nothing, drafts that nobody used, rows that a stopped job did not
 keep. Hints for rows that other attempts had count as overhead, for nobody knows which were of use.
-While a job goes on, what is in flight or not recorded yet is pending. What no job had of a session,
+While a job runs, what is in flight or not recorded yet is pending. What no job had of a session,
 it was idle or had overhead, or was lost with its process.
 """
 
@@ -117,7 +117,7 @@ def sessions_sheet(sessions: Iterable[SessionRow]) -> Sheet:
 
 
 def leased(sessions: Sequence[SessionRow]) -> Amount:
-    """What there was to give out. Of a session that goes on, what is accounted for."""
+    """What there was to give out. Of a session that continues, what is accounted for."""
     return sum(
         (
             at(s.accounted if s.leased is None else s.leased, s.device.price_microusd)
