@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -11,6 +12,7 @@ import pytest
 import typer
 
 from specbatch.jobs.cli.submit_job import app
+from specbatch.pipeline.ledger.sql import migrate
 from specbatch.schemas.errors import SpecError
 from specbatch.schemas.field_errors import flag_of
 from support.models import TinyPair, tiny_llama
@@ -249,9 +251,8 @@ def test_a_wrong_setting_is_named_without_its_password(
     cli: Any, monkeypatch: pytest.MonkeyPatch, name: str, value: str, code: int, words: str
 ) -> None:
     monkeypatch.setenv(f"SPECBATCH_{name}", value)
-    monkeypatch.setattr(
-        "specbatch.pipeline.ledger.sql.migrate.RETRY_SEC", 1.0
-    )  # else it is patient
+    # Else it is patient.
+    monkeypatch.setattr(migrate, "SqlStore", partial(migrate.SqlStore, retry_sec=1.0))
     refused = cli("jobs")
     assert refused.code == code
     assert words in refused.complaint

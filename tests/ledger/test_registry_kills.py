@@ -15,13 +15,14 @@ from specbatch.schemas.registry import DeployScope, NewModel
 from specbatch.schemas.rollouts import Observed
 from support.databases import new_database
 
+pytestmark = pytest.mark.pipeline  # each starts a process for every statement
+
 # Kills itself before the nth statement that it sends, or before the commit behind them.
 KILLED = """
 import os, signal, sys
 from sqlalchemy import Engine, event
 from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.schemas.registry import DeployScope, NewModel
-from specbatch.schemas.rollouts import Observed
 from specbatch.schemas.rollouts import Observed
 url, action, left = sys.argv[1], sys.argv[2], int(sys.argv[3])
 def count(*_):
