@@ -217,7 +217,6 @@ class Controller:
         stand = self._hold_steps(decision.expected_sec)
         self._put_aside += tuning.EXPLORE_SHARE * stand * decision.expected_sec
         schedule = self._best_known(decision, off, stand)
-        schedule = self._tried_now_and_then(schedule, candidates, others)
         if explores and self.replans % tuning.EXPLORE_EVERY_REPLANS == 0:
             trial = self._optimistic(candidates, others, sum(decision.depths))
             best = max(decision.tokens_per_sec, off)
@@ -277,44 +276,30 @@ class Controller:
         return self._decide(candidates, others, optimism=0.0)[0]
 
     def _best_known(self, decision: DepthDecision, off: float, stand: int) -> DepthSchedule:
+        """What is known to be best, and now and then a draft for those who are not drafted for."""
         gain = decision.tokens_per_sec / off
         self._drafting = gain > (1.0 if self._drafting else tuning.HYSTERESIS)
-        if self._drafting:
-            return DepthSchedule(decision.depths, stand, decision.least_worth, True, gain)
-        return DepthSchedule((0,) * len(decision.depths), stand, weighed=True)
+        if not self._drafting:
+            rest = DepthSchedule((0,) * len(decision.depths), stand, weighed=True)
+            return self._tried_now_and_then(rest, tuning.TRY_EVERY_STEPS)
+        schedule = DepthSchedule(decision.depths, stand, decision.least_worth, True, gain)
+        return self._tried_now_and_then(schedule, max(tuning.TRY_EVERY_STEPS, 2 * stand))
 
-    def _tried_now_and_then(
-        self, schedule: DepthSchedule, candidates: Sequence[Candidate], others: int
-    ) -> DepthSchedule:
+    def _tried_now_and_then(self, schedule: DepthSchedule, every: int) -> DepthSchedule:
         """Of those at depth 0, one in so many is tried in a step in so many."""
         left_out = [i for i, depth in enumerate(schedule.depths) if not depth]
         if not left_out:
             return schedule
-        share = min(tuning.TRIED_SHARE, len(left_out))
-        tried = left_out[-(self._turn + 1) % share :: share]
-        if self._untried < self._try_every(schedule, [candidates[i] for i in tried], others):
+        if self._untried < every:
             self._untried += schedule.steps
             return schedule
         self._untried = schedule.steps
         self._turn += 1
+        share = min(tuning.TRIED_SHARE, len(left_out))
         depths = list(schedule.depths)
-        for i in tried:
+        for i in left_out[-self._turn % share :: share]:
             depths[i] = 1
         return schedule.opened(tuple(depths), 1)
-
-    def _try_every(self, schedule: DepthSchedule, tried: Sequence[Candidate], others: int) -> float:
-        """Steps of which one may be a trial: it may take much longer than one at depth 0."""
-        every = tuning.TRY_EVERY_STEPS
-        if not schedule.at_depth_0:
-            every = max(every, 2 * schedule.steps)
-        count, tokens = len(schedule.depths) + others, np.array([len(tried)])
-        curve = self.knowledge.step_time.curve(count, count, count + len(tried))
-        seconds = float(curve[-1]) + sum(
-            float(_drafting(self._cost(curve, model), tokens, 1.0, True)[0])
-            for model in {c.model for c in tried}
-            if model is not None
-        )
-        return max(every, (seconds / float(curve[0]) - 1.0) / tuning.TRY_SHARE)
 
     def _hold_steps(self, step_sec: float) -> int:
         steps = self.replan_sec / (tuning.REPLAN_SHARE * step_sec)
