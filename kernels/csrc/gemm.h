@@ -34,6 +34,7 @@ typedef struct {
 #define MOST_PANELS 4  // of a tile
 #define SPAN 128  // rows of one item of work
 #define PREFETCH 2048  // bytes ahead, where weights come from memory
+#define TILES_THAT_ASK 6  // of one panel: more of them have so much to do that reading it hardly shows
 
 // Activations between layers: bfloat16 where an instruction takes pairs of them, else float32 (rounded
 // to bfloat16 if that is the model's dtype). For AMX they lie in tiles of 16 rows × 32 columns.
@@ -89,7 +90,7 @@ INLINE void finish_tile(int R, int G, const Linear *w, const Epilogue *e, int64_
 // Weights come from memory at its full speed only if they are asked for in time: some lines before they
 // are used and, where a panel serves several tiles, the next panel's too, a part of it during each tile.
 typedef struct {
-    const char *next;  // what a tile asks for of the next panel, or NULL
+    const char *next;  // what a tile asks for of the next panel
     int stride;        // bytes of that for each step along k
 } Ahead;
 
@@ -97,12 +98,12 @@ INLINE void prefetch(const void *weights) {
     for (int b = 0; b < PANEL * 4; b += 64) __builtin_prefetch((const char *)weights + b + PREFETCH);
 }
 
-INLINE void prefetch_next(Ahead ahead, int64_t step) {
-    if (ahead.next) __builtin_prefetch(ahead.next + step * ahead.stride, 0, 2);
+INLINE void prefetch_next(const Ahead *ahead, int64_t step) {
+    if (ahead) __builtin_prefetch(ahead->next + step * ahead->stride, 0, 2);
 }
 
-INLINE void tile_f32(int R, int G, const void *acts, const Linear *w, const Epilogue *e, int64_t row,
-                     int panel, Ahead ahead) {
+INLINE void tile_f32(int R, int G, const Ahead *ahead, const void *acts, const Linear *w, const Epilogue *e,
+                     int64_t row, int panel) {
     int64_t K = w->k;
     const float *p = (const float *)w->packed + panel * K * PANEL, *x = (const float *)acts + row * K;
     vf y[TILE_VECTORS];
@@ -140,8 +141,8 @@ INLINE void add_pair(int n, const void *acts, int64_t at, const vu *pairs, vf *y
 #endif
 }
 
-INLINE void tile_bf16(int R, int G, const void *acts, const Linear *w, const Epilogue *e, int64_t row,
-                      int panel, Ahead ahead) {
+INLINE void tile_bf16(int R, int G, const Ahead *ahead, const void *acts, const Linear *w, const Epilogue *e,
+                      int64_t row, int panel) {
     int64_t K = w->k;
     const uint32_t *p = (const uint32_t *)w->packed + panel * K / 2 * PANEL;
     vf y[TILE_VECTORS];
@@ -169,18 +170,35 @@ INLINE int panels_at_once(int rows) {
 #define TILE(R, G)                                                                                        \
     case (R) * 8 + (G):                                                                                   \
         if ((R) * (G) * VECTORS <= TILE_VECTORS) {                                                        \
-            if (dtype == BF16) tile_bf16((R), (G), x, w, e, row, panel, ahead);                           \
-            else tile_f32((R), (G), x, w, e, row, panel, ahead);                                          \
+            if (dtype == BF16) tile_bf16((R), (G), NULL, x, w, e, row, panel);                            \
+            else tile_f32((R), (G), NULL, x, w, e, row, panel);                                           \
         }                                                                                                 \
         break;
 
 static void tile(int dtype, int height, int count, const void *x, const Linear *w, const Epilogue *e,
-                 int64_t row, int panel, Ahead ahead) {
+                 int64_t row, int panel) {
     switch (height * 8 + count) {
         TILE(1, 4) TILE(2, 4) TILE(3, 4)
         TILE(1, 2) TILE(2, 2) TILE(3, 2) TILE(4, 2) TILE(5, 2) TILE(6, 2)
         TILE(1, 1) TILE(2, 1) TILE(3, 1) TILE(4, 1) TILE(5, 1) TILE(6, 1)
         TILE(7, 1) TILE(8, 1) TILE(9, 1) TILE(10, 1) TILE(11, 1) TILE(12, 1)
+    }
+}
+
+#define ASKING(R)                                                                                         \
+    case (R):                                                                                             \
+        if ((R) * VECTORS <= TILE_VECTORS) {                                                              \
+            if (dtype == BF16) tile_bf16((R), 1, &ahead, x, w, e, row, panel);                            \
+            else tile_f32((R), 1, &ahead, x, w, e, row, panel);                                           \
+        }                                                                                                 \
+        break;
+
+// A tile of one panel. A function of its own, so that asking costs the other tiles no register.
+static void asking_tile(int dtype, int height, Ahead ahead, const void *x, const Linear *w, const Epilogue *e,
+                        int64_t row, int panel) {
+    switch (height) {
+        ASKING(1) ASKING(2) ASKING(3) ASKING(4) ASKING(5) ASKING(6)
+        ASKING(7) ASKING(8) ASKING(9) ASKING(10) ASKING(11) ASKING(12)
     }
 }
 
@@ -191,13 +209,15 @@ static void product(int dtype, const void *x, const Linear *w, const Epilogue *e
     int together = panels_at_once(last - first) == count ? count : 1;
     int tiles = (last - first + TILE_ROWS - 1) / TILE_ROWS;
     int64_t bytes = (int64_t)w->k * PANEL * (dtype == BF16 ? 2 : 4);
-    const char *ahead = tiles > 1 && next >= 0 ? (const char *)w->packed + next * bytes : NULL;
+    const char *ahead = (const char *)w->packed + next * bytes;
+    int asks = together == 1 && tiles > 1 && tiles <= TILES_THAT_ASK && next >= 0;
     for (int end = panel + count; panel < end; panel += together) {
         int row = first;
         for (int i = 0; i < tiles; i++) {
             int height = (last - row + tiles - i - 1) / (tiles - i);
-            Ahead part = {ahead ? ahead + bytes / tiles * i : NULL, (PANEL * 4 + tiles - 1) / tiles};
-            tile(dtype, height, together, x, w, e, row, panel, part);
+            Ahead part = {ahead + bytes / tiles * i, (PANEL * 4 + tiles - 1) / tiles};
+            if (asks) asking_tile(dtype, height, part, x, w, e, row, panel);
+            else tile(dtype, height, together, x, w, e, row, panel);
             row += height;
         }
     }
