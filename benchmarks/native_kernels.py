@@ -71,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if level == "portable":  # the definition, which has no bar to reach
             continue
         rows += _in_its_own_process(level, asked)
+    asked.results.mkdir(parents=True, exist_ok=True)
     path = asked.results / f"native-kernels-{asked.levels[0]}.json"
     path.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
     print(f"wrote {path.name}")
