@@ -194,8 +194,8 @@ static void tile(int dtype, int height, int count, const void *x, const Linear *
         break;
 
 // A tile of one panel. A function of its own, so that asking costs the other tiles no register.
-static void asking_tile(int dtype, int height, Ahead ahead, const void *x, const Linear *w, const Epilogue *e,
-                        int64_t row, int panel) {
+static void asking_tile(int dtype, int height, Ahead ahead, const void *x, const Linear *w,
+                        const Epilogue *e, int64_t row, int panel) {
     switch (height) {
         ASKING(1) ASKING(2) ASKING(3) ASKING(4) ASKING(5) ASKING(6)
         ASKING(7) ASKING(8) ASKING(9) ASKING(10) ASKING(11) ASKING(12)
@@ -209,8 +209,8 @@ static void product(int dtype, const void *x, const Linear *w, const Epilogue *e
     int together = panels_at_once(last - first) == count ? count : 1;
     int tiles = (last - first + TILE_ROWS - 1) / TILE_ROWS;
     int64_t bytes = (int64_t)w->k * PANEL * (dtype == BF16 ? 2 : 4);
-    const char *ahead = (const char *)w->packed + next * bytes;
     int asks = together == 1 && tiles > 1 && tiles <= TILES_THAT_ASK && next >= 0;
+    const char *ahead = (const char *)w->packed + (asks ? next * bytes : 0);
     for (int end = panel + count; panel < end; panel += together) {
         int row = first;
         for (int i = 0; i < tiles; i++) {
