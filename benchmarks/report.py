@@ -48,8 +48,12 @@ def _rows_under(path: Path, header: Header) -> list[Row]:
     return rows if found == header else []
 
 
+UNSURE = "* may have used instructions above the level"
+
+
 def print_table(rows: Sequence[Row], console: Console | None = None) -> None:
-    """Tokens/s by contender and N, and this engine's depth 0 over each."""
+    """Tokens/s by contender and N, and this engine's depth 0 over each. A star marks what was not
+    verified to have kept to the level that all were held to."""
     cells = {(row["contender"], row["n"]): row for row in rows}
     counts = sorted({row["n"] for row in rows})
     table = Table(title="tokens/s (depth 0 over it)")
@@ -58,7 +62,10 @@ def print_table(rows: Sequence[Row], console: Console | None = None) -> None:
         table.add_column(f"N={n}", justify="right")
     for name in dict.fromkeys(row["contender"] for row in rows):
         table.add_row(name, *(_cell(cells.get((name, n)), cells.get((DEPTH_0, n))) for n in counts))
-    (console or PlainConsole()).print(table)
+    console = console or PlainConsole()
+    console.print(table)
+    if any(map(_is_unsure, rows)):
+        console.print(UNSURE)
 
 
 def _cell(row: Row | None, ours: Row | None) -> str:
@@ -68,4 +75,8 @@ def _cell(row: Row | None, ours: Row | None) -> str:
     if rate is None:
         return "failed"
     ratio = f" ({ours['tokens_per_sec'] / rate:.2f}×)" if ours else ""
-    return f"{rate:,.0f}{ratio}"
+    return f"{rate:,.0f}{'*' if _is_unsure(row) else ''}{ratio}"
+
+
+def _is_unsure(row: Row) -> bool:
+    return row.get("isa_verified") is False

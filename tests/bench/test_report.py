@@ -114,6 +114,16 @@ def test_table_says_rates_ratios_and_failures() -> None:
     assert "failed" in lines["slow"]
 
 
+def test_what_was_not_verified_to_keep_to_the_level_has_a_star() -> None:
+    held = {"contender": "depth 0", "n": 1, "tokens_per_sec": 50.0, "isa_verified": True}
+    for kept, wanted in ((True, "25 (2.00×)"), (False, "25* (2.00×)")):
+        out = io.StringIO()
+        peer = {"contender": "peer", "n": 1, "tokens_per_sec": 25.0, "isa_verified": kept}
+        print_table([held, peer], Console(file=out, width=100))
+        assert wanted in out.getvalue()
+        assert ("above the level" in out.getvalue()) is not kept
+
+
 def test_each_peer_of_the_roster_has_an_engine_file(tmp_path: Path) -> None:
     environment = {known.variable: "python" for known in KNOWN}
     roster = Roster(environment, demo_model(), "float32", 1, tmp_path)
