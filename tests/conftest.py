@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -103,6 +104,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 _MANY_OBJECTS = 50_000
+_TESTS_BETWEEN_COUNTS = 16
+_finished = count()
 _MUCH_MEMORY = 1 << 30
 _resident = 0  # bytes, when all was collected
 
@@ -118,7 +121,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_runtest_logfinish() -> None:
-    if len(gc.get_objects()) > _MANY_OBJECTS or _has_grown():
+    counts = next(_finished) % _TESTS_BETWEEN_COUNTS == 0  # counting objects takes milliseconds
+    if (counts and len(gc.get_objects()) > _MANY_OBJECTS) or _has_grown():
         _freeze()
 
 

@@ -172,16 +172,16 @@ class Decoder:
     def memory(self, tokens: int, rows: int, context: int) -> tuple[int, int, int]:
         """Bytes of the weights, of keys and values when every block is in use, and the most that a
         pass of `tokens` tokens and `rows` rows of logits takes besides."""
-        sizes = self._sizes(max(tokens, rows), context).values()
+        sizes = self._sizes(max(tokens, rows), context, torch.get_num_threads()).values()
         work = sum(size * 5 // 4 * dtype.itemsize for size, dtype in sizes)
         work += rows * self._shape.vocab * torch.float32.itemsize
         return sum(t.nbytes for t in self._kept), sum(t.nbytes for t in self._caches), work
 
-    def _sizes(self, tokens: int, longest: int) -> dict[str, tuple[int, torch.dtype]]:
+    def _sizes(self, tokens: int, longest: int, threads: int) -> dict[str, tuple[int, torch.dtype]]:
         """Elements of each workspace, for a pass of `tokens` tokens or rows."""
         s = self._shape
         wide = -(-tokens // _ROW_PADDING) * _ROW_PADDING
-        scores = torch.get_num_threads() * _SCORE_ROWS * (longest + BLOCK_SIZE)
+        scores = threads * _SCORE_ROWS * (longest + BLOCK_SIZE)
         return {
             "x": (wide * s.hidden, torch.float32),
             "act": (wide * max(s.hidden, s.heads * s.head_dim), torch.float32),
@@ -243,7 +243,7 @@ class Decoder:
         need = (tokens, longest, torch.get_num_threads())
         if any(map(operator.gt, need, self._room)):
             self._room = tuple(map(max, need, self._room))
-            for name, (size, dtype) in self._sizes(*self._room[:2]).items():
+            for name, (size, dtype) in self._sizes(*self._room).items():
                 if name not in self._work or self._work[name].numel() < size:
                     self._work[name] = torch.zeros(size * 5 // 4, dtype=dtype)
         return [space.data_ptr() for space in self._work.values()]

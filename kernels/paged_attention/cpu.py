@@ -6,7 +6,7 @@
 Every product is [8·G, D]·[D, C] or [8·G, C]·[C, D]; only how many of them run at once varies with
 the batch. Chunks are added up in order. So a token's bits depend neither on its neighbours nor on
 how many tokens of its sequence share the pass, provided the library computes the members of a
-batched product alike, which the engine checks before it promises anything.
+batched product alike, which the tests see to.
 
 A batch that need not be `batch_invariant` has tiles no longer than its longest run of queries: in a
 decoding step seven eighths of a tile would be padding.

@@ -19,13 +19,14 @@ follow neither model. Hence three streams of their own.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from specbatch.kernels.counters.reference import gumbel, philox4x32
 from specbatch.kernels.verify.contract import SamplingRows, TopRows, Verdict
-from specbatch.kernels.verify.reference import match_prefix, process, top_tokens
+from specbatch.kernels.verify.reference import by_row, match_prefix, process, top_tokens
 
 ACCEPT_STREAM = 1  # ratio test: word 0 of the row's counter decides about the row's draft token
 RESIDUAL_STREAM = 2  # Gumbel noise of the row's own token: residual, or target at the bonus row
@@ -96,7 +97,7 @@ def verify_blocks(
     ratio = torch.where(p_x > 0, p_x / q_x, 0.0)
     weight = _weights(ratio, row_offsets)[sequence, within]
     residual = (weight.float()[:, None] * p - q).clamp_min(0)
-    mass = residual.double().sum(dim=1)
+    mass = by_row(partial(torch.sum, dim=1), residual.double())
     # w = 1 and R = 0 means P = Q there: nothing of it is ever rejected.
     h = torch.where(weight >= 1, 1.0, mass / (mass + 1 - weight))
     u = _uniform(counters[row_offsets[:-1]][sequence], within, BLOCK_STREAM)
@@ -122,7 +123,7 @@ def _emit(
     probs = torch.where(weights.sum(dim=1, keepdim=True) > 0, weights, p)
     own = (probs.log() + noise(counters[rows], probs.shape[1], RESIDUAL_STREAM)).argmax(dim=1)
     tokens = draft_tokens.clamp_min(0).index_copy(0, rows, own)
-    norm = target_logits.logsumexp(dim=1)
+    norm = by_row(partial(torch.logsumexp, dim=1), target_logits)
     logprobs = target_logits.gather(1, tokens[:, None])[:, 0] - norm
     # No draft is accepted where nothing is left, so only a drawn token can stand there.
     nothing_left = p.gather(1, own[:, None])[:, 0].isnan()

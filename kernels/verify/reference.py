@@ -10,6 +10,7 @@ Musco, Suresh, arXiv 2408.07978).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -39,11 +40,17 @@ def verify(
     """
     scores = process(target_logits, sampling)
     tokens = _choose(scores, counters, sampling)
-    norm = target_logits.logsumexp(dim=1)
+    norm = by_row(partial(torch.logsumexp, dim=1), target_logits)
     logprobs = _at(target_logits, tokens) - norm
     logprobs = logprobs.masked_fill(_at(scores, tokens) == float("-inf"), float("nan"))
     accepted = match_prefix(tokens, draft_tokens, row_offsets)
     return Verdict(tokens, logprobs, accepted, top_tokens(target_logits, norm, sampling.top))
+
+
+def by_row(reduce: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    """`reduce` of rows, [n, m] to [n]. torch shares out a lone long row among threads, and so
+    adds it in another order than the same row beside others."""
+    return reduce(rows) if len(rows) != 1 else reduce(rows.expand(2, -1).contiguous())[:1]
 
 
 def sample(

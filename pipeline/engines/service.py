@@ -242,12 +242,12 @@ class EngineService:
                 return
             try:
                 self._step(arrived, cancelled, asked_back)
-            except Exception as error:
+            except BaseException as error:  # a panic of a Rust library, too: tickets wait for us
                 self._fail_step(error, arrived)
                 if self._lost is not None:
                     return
 
-    def _fail_step(self, error: Exception, arrived: list[EngineTicket]) -> None:
+    def _fail_step(self, error: BaseException, arrived: list[EngineTicket]) -> None:
         """No engine can be made, or a step failed and the engine with it."""
         self._engine = None
         failure: SpecbatchError

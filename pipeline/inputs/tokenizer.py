@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -48,15 +49,13 @@ class TextTokenizer:
         if not folder.is_dir() and ref.startswith(("/", ".", "~")):
             raise ModelError(f"model folder {ref} does not exist")
         try:
-            with _importing:
+            with _importing, _panics_are_errors(ref):
                 from transformers import AutoTokenizer
 
                 tokenizer = AutoTokenizer.from_pretrained(
                     ref, config=_light_config(folder), trust_remote_code=False
                 )
-        except BaseException as error:  # libraries raise many kinds
-            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-                raise  # such as Ctrl-C. A Rust panic of tokenizers is an error like others
+        except Exception as error:  # libraries raise many kinds
             first = str(error).strip().partition("\n")[0]
             raise ModelError(
                 f"model {ref} has no tokenizer that can be loaded ({first or type(error).__name__})"
@@ -64,14 +63,18 @@ class TextTokenizer:
         return cls(tokenizer, ref, _generation_eos_ids(folder))
 
     def encode_batch(self, texts: Sequence[str], special: bool = True) -> list[list[int]]:
-        """Token ids of each text; memory is bounded by the text, not by the batch."""
+        """Token ids of each text; memory is bounded by the text, not by the batch.
+
+        Raises `ModelError` for a tokenizer that fails, as `decode` and its like do.
+        """
         result: list[list[int]] = []
         for part in portions(texts):
-            if self._backend is not None:
-                made = self._backend.encode_batch_fast(part, add_special_tokens=special)
-                result.extend(item.ids for item in made)
-            else:
-                result.extend(self._tokenizer(part, add_special_tokens=special)["input_ids"])
+            with _panics_are_errors(self.name):
+                if self._backend is not None:
+                    made = self._backend.encode_batch_fast(part, add_special_tokens=special)
+                    result.extend(item.ids for item in made)
+                else:
+                    result.extend(self._tokenizer(part, add_special_tokens=special)["input_ids"])
         return result
 
     def grammar(self, response_format: str, vocab_size: int) -> CompiledGrammar:
@@ -151,15 +154,31 @@ class TextTokenizer:
 
     def shown(self, ids: Sequence[int]) -> str:
         """Text of token ids, special tokens included: what the model reads."""
-        if self._backend is not None:
-            return cast("str", self._backend.decode(list(ids), skip_special_tokens=False))
-        return cast("str", self._tokenizer.decode(list(ids), skip_special_tokens=False))
+        return self._texts([ids], skip_special_tokens=False)[0]
 
     def decode_batch(self, batch: Sequence[Sequence[int]]) -> list[str]:
-        if self._backend is not None:
-            rows = [list(ids) for ids in batch]
-            return cast("list[str]", self._backend.decode_batch(rows, skip_special_tokens=True))
-        return [self._tokenizer.decode(list(ids), skip_special_tokens=True) for ids in batch]
+        return self._texts(batch, skip_special_tokens=True)
+
+    def _texts(self, batch: Sequence[Sequence[int]], skip_special_tokens: bool) -> list[str]:
+        rows = [list(ids) for ids in batch]
+        with _panics_are_errors(self.name):
+            if self._backend is not None:
+                texts = self._backend.decode_batch(rows, skip_special_tokens=skip_special_tokens)
+                return cast("list[str]", texts)
+            decode = self._tokenizer.decode
+            return [decode(ids, skip_special_tokens=skip_special_tokens) for ids in rows]
+
+
+@contextmanager
+def _panics_are_errors(name: str) -> Iterator[None]:
+    """A panic in Rust is no `Exception`, and would end the thread that meets it."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        first = str(error).strip().partition("\n")[0]
+        raise ModelError(f"the tokenizer of model {name} fails: {first}") from error
 
 
 def portions(texts: Sequence[str]) -> list[list[str]]:

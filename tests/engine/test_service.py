@@ -30,6 +30,10 @@ ENDLESS = SamplingParams(max_tokens=1900, ignore_eos=True)
 PATIENCE_SEC = 60.0
 
 
+class Panic(BaseException):
+    """As what a panic in Rust becomes: no `Exception`."""
+
+
 class Tripping:
     """An engine whose steps wait for `may_step` and fail while `broken` is set."""
 
@@ -53,7 +57,7 @@ class Bed:
         self.may_step, self.broken = threading.Event(), threading.Event()
         self.may_step.set()
         self.made = 0
-        self.error: Exception = RuntimeError("the device fell over")
+        self.error: BaseException = RuntimeError("the device fell over")
         self._verifier = verifier
         self.service = EngineService(self._make)
 
@@ -137,9 +141,11 @@ def test_cancelling_a_job_fails_its_tickets_and_no_other(bed: Bed, tiny_pair: Ti
     assert bed.made == 1
 
 
+@pytest.mark.parametrize("kind", [RuntimeError, Panic])
 def test_a_failed_step_gives_its_tickets_back_and_the_next_ones_are_served(
-    bed: Bed, tiny_pair: TinyPair
+    bed: Bed, tiny_pair: TinyPair, kind: type[BaseException]
 ) -> None:
+    bed.error = kind("the device fell over")
     bed.broken.set()
     tickets = [bed.service.submit(job, requests(job)) for job in ("a", "b")]
     for ticket in tickets:

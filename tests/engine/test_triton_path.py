@@ -9,9 +9,11 @@ import random
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from specbatch.pipeline.engines.contract import Completion
 from specbatch.pipeline.engines.exact.draft_model import DraftModelProposer
@@ -27,6 +29,7 @@ from specbatch.schemas.records import SamplingParams
 from support.architectures import VOCAB, WINDOW, tiny_model
 from support.devices import TRITON_DEVICE
 from support.engines import complete, decided, make_engine
+from support.models import tiny_llama
 
 pytestmark = pytest.mark.pipeline  # runs models
 
@@ -108,6 +111,38 @@ def test_bits_do_not_depend_on_drafts_company_or_passes(
     proposed, accepted = (sum(getattr(c, name) for c in got) for name in ("proposed", "accepted"))
     assert (accepted > 0) == (depth > 0)
     assert (accepted < proposed) == spoilt
+
+
+@pytest.mark.parametrize("by", ["torch", "triton"])
+def test_a_draft_token_whose_value_overflows_spoils_no_row_before_it(
+    by: Literal["torch", "triton"], tmp_path: Path
+) -> None:
+    """float16 ends at 65,504, and what a row may not see has a weight of 0: 0 · inf is NaN."""
+    bad, device = 7, TRITON_DEVICE if by == "triton" else "cpu"
+    at = overflowing(tiny_llama(tmp_path / "model"), bad)
+    model = load_model(inspect_model(str(at)), "float16", "fast", device, False, by)
+    asked = [(5, 9, 11), (20,) * 12]
+    ends = replace(GREEDY, bad_token_ids=(bad,), ignore_eos=True)
+
+    def written(depth: int, drafts: list[list[int]] | None = None) -> list[Completion]:
+        made = Engine(ModelRunner(model, 4 << 20), (BlockProposer(),), 4, 2048)
+        return complete(made, asked, ends, depth, drafts)
+
+    expected = written(0)
+    assert {c.error for c in expected} == {None}
+    got = written(3, [[c.token_ids[0], bad, bad, bad] for c in expected])
+    assert sum(c.proposed for c in got) > 0
+    assert [(c.error, c.token_ids) for c in got] == [(None, c.token_ids) for c in expected]
+
+
+def overflowing(folder: Path, token: int) -> Path:
+    """The value of this token alone overflows: only its embedding has a part of dimension 0."""
+    weights = load_file(folder / "model.safetensors")
+    embedding = weights["model.embed_tokens.weight"]
+    embedding[:, 0], embedding[token], embedding[token, 0] = 0.0, 0.0, 1.0
+    weights["model.layers.0.self_attn.v_proj.weight"][:, 0] = 60_000.0
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return folder
 
 
 @pytest.mark.parametrize("model_type", ["qwen3", "mixtral", "olmo2", "gpt2"])

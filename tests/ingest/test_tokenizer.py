@@ -137,6 +137,19 @@ def test_models_that_cannot_be_loaded_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.pipeline  # slow imports
+def test_a_tokenizer_that_panics_fails_as_others_do(tmp_path: Path) -> None:
+    """A panic in Rust is no `Exception`: the engine's thread would end, and its worker wait."""
+    path = save_tokenizer(tmp_path / "model", None) / "tokenizer.json"
+    said = orjson.loads(path.read_bytes())
+    strip = {"type": "Strip", "content": " ", "start": 0, "stop": 1}  # panics at an empty string
+    said["decoder"] = {"type": "Sequence", "decoders": [said["decoder"], strip]}
+    path.write_bytes(orjson.dumps(said))
+    tokenizer = TextTokenizer.load(str(path.parent))
+    for failing in (tokenizer.decode, tokenizer.shown):
+        with pytest.raises(ModelError, match=rf"the tokenizer of model {path.parent} fails: "):
+            failing([])
+
+
 def test_threads_that_load_the_first_tokenizer_at_once_all_have_it(tmp_path: Path) -> None:
     """In a process that has imported nothing, as a worker's is when its first groups come."""
     folder = save_tokenizer(tmp_path, CHAT_TEMPLATE)

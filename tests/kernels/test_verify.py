@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from specbatch.kernels.counters.reference import gumbel
-from specbatch.kernels.verify.contract import PLACEHOLDER, SamplingRows
+from specbatch.kernels.rejection.reference import verify_tokens
+from specbatch.kernels.verify.contract import PLACEHOLDER, SamplingRows, Verdict
 from specbatch.kernels.verify.reference import match_prefix, process, sample, verify
 
 GREEDY = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -153,6 +154,41 @@ def test_a_row_does_not_depend_on_its_batch(vocab: int) -> None:
     for row in range(rows):
         one = slice(row, row + 1)
         alone = verify(
+            logits[one], nothing[one], offsets[:2], counters[one], sampling_of(params[one])
+        )
+        assert alone.tokens[0] == whole.tokens[row]
+        assert alone.logprobs[0] == whole.logprobs[row]
+
+
+def by_ratio(
+    logits: Tensor, drafts: Tensor, offsets: Tensor, counters: Tensor, sampling: SamplingRows
+) -> Verdict:
+    none = torch.empty(0, logits.shape[1])
+    return verify_tokens(logits, none, drafts, offsets, counters, sampling)
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("sampled", [verify, by_ratio])
+def test_a_lone_row_of_a_large_vocabulary_has_the_bits_that_it_has_beside_others(
+    sampled: Callable[..., Verdict],
+) -> None:
+    """torch shares out the sum of one such row among threads, and of two it does not."""
+    rows, vocab = 40, 50_257
+    logits, counters = torch.randn(rows, vocab) * 3, counters_of(rows)
+    offsets, nothing = torch.arange(rows + 1), torch.full((rows,), PLACEHOLDER)
+    params = [{"temperature": 1.0}] * rows
+    whole = sampled(logits, nothing, offsets, counters, sampling_of(params))
+    for row in range(rows):
+        one = slice(row, row + 1)
+        alone = sampled(
             logits[one], nothing[one], offsets[:2], counters[one], sampling_of(params[one])
         )
         assert alone.tokens[0] == whole.tokens[row]

@@ -258,6 +258,14 @@ def _lowered(module: Any, folder: ModelFolder) -> tuple[DecoderShape, DecoderWei
     return lowered
 
 
+def _without_overflow(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """A value that is infinite or NaN would reach rows that must not see it, for 0 · NaN is NaN:
+    a wrong draft token would spoil the tokens before it. Its key is NaN instead, which spoils
+    exactly the rows that see it."""
+    is_finite = value.isfinite().all(dim=-1, keepdim=True)
+    return key.where(is_finite, float("nan")), value.where(is_finite, 0.0)
+
+
 def _attention(
     module: nn.Module,
     query: Tensor,  # [1, num_heads, num_tokens, head_dim]
@@ -275,6 +283,8 @@ def _attention(
     assert attention_mask is None, "an unregistered mask function yields no mask"
     batch, caches, attend = paged
     key_cache, value_cache = caches[cast(int, module.layer_idx)]
+    if value.dtype == torch.float16:
+        key, value = _without_overflow(key, value)
     for cache, new in ((key_cache, key), (value_cache, value)):
         cache.view(-1, *cache.shape[2:]).index_copy_(0, batch.slots, new[0].transpose(0, 1))
     out = attend(
