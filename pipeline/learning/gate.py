@@ -75,7 +75,8 @@ def try_pair(
     on_turn: OnTurn,
     replaces_worse: bool = False,
 ) -> PairTrial:
-    """Try a pair and store the verdict. Raises `UsageError` where the store has no prompts for it.
+    """Try a pair and store the verdict. Raises `UsageError` where the store has no prompts for it,
+    or none that fit the KV cache.
 
     Models that do not fit together are a verdict, too. `replaces_worse`: a model drafts now that
     costs the same and whose drafts are accepted less, so nothing is lost even if no drafts pay.
@@ -142,7 +143,19 @@ def _prompts(
             f"reads {verifier.context_tokens:,} tokens, {TOKENS} of them its own: name a job with "
             "shorter prompts with --job"
         )
-    return found[:MOST_PROMPTS], bool(held_out)
+    return found, bool(held_out)
+
+
+def _within(room: int, prompts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """The prompts that the verifier's KV cache has room for. Raises `UsageError` for none."""
+    found = [ids for ids in prompts if len(ids) + TOKENS <= room]
+    if not found:
+        raise UsageError(
+            f"of {len(prompts):,} prompts none is short enough for the verifier's KV cache, which "
+            f"has room for {room:,} tokens, {TOKENS} of them its own: set SPECBATCH_KV_CACHE_MIB "
+            "higher, or name a job with shorter prompts with --job"
+        )
+    return found
 
 
 @dataclass(slots=True)
@@ -174,7 +187,8 @@ def _measured(
     runner: _Runner, prompts: Sequence[tuple[int, ...]], sizes: Sequence[int], on_turn: OnTurn
 ) -> Iterator[Measured]:
     turns, done = len(sizes) * TURNS, 0
-    runner.run(prompts[:1], max(DEPTHS))  # loads the models
+    runner.run([min(prompts, key=len)], max(DEPTHS))  # loads the models
+    prompts = _within(runner.host.context_tokens, prompts)[:MOST_PROMPTS]
     for size in sizes:
         batches = _batches(prompts, size)
         rounds: list[dict[int, list[Completion]]] = []

@@ -133,7 +133,13 @@ def _learn(
 
     pair = Pair(verifier, folder, EngineSpec())
     replaces = _replaces_worse(store, candidate, record["parent"]["digest"], verifier)
-    trial = try_pair(settings, store, pair, data, on_turn, replaces)
+    try:
+        trial = try_pair(settings, store, pair, data, on_turn, replaces)
+    except UsageError as error:
+        again = f"`specbatch learn` with --night {shlex.quote(night)} tries it again"
+        raise UsageError(
+            f"{candidate.label} is trained, but cannot be tried: {error}; then {again}"
+        ) from None
     return _decided(store, order, night, candidate, record, trial)
 
 

@@ -201,6 +201,19 @@ def test_a_candidate_that_cannot_pay_is_retired(
     assert cli(*learning, "--night", "1").out == "small:2 is retired\n"
 
 
+@pytest.mark.usefixtures("trained", "paying")
+def test_a_candidate_that_cannot_be_tried_is_tried_again_by_the_same_night(
+    cli: Any, learning: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as full:
+        full.setattr(gate, "TOKENS", 10_000)
+        failed = cli(*learning, "--night", "1")
+    assert failed.code == 2
+    assert failed.complaint.startswith("small:2 is trained, but cannot be tried: of ")
+    assert failed.complaint.endswith("then `specbatch learn` with --night 1 tries it again")
+    assert "begins rollout 1" in cli(*learning, "--night", "1").out
+
+
 @pytest.mark.usefixtures("paying")
 @pytest.mark.parametrize("end", ["better", "worse", "stopped"])
 def test_what_a_rollout_decided_during_the_training_counts(

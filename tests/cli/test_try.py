@@ -16,6 +16,7 @@ from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.learning import datasets, gate
 from specbatch.pipeline.learning.gate import DEPTHS, Measured, judged
 from specbatch.schemas.registry import PairTrial
+from specbatch.schemas.settings import Settings
 from specbatch.schemas.training import DataOrder
 from support.models import TinyPair, tiny_llama
 
@@ -109,6 +110,30 @@ def test_prompts_that_are_too_long_are_named(
     assert tried.code == 2
     assert "none is short enough" in tried.err
     assert "name a job with shorter prompts with --job" in tried.err
+
+
+def test_prompts_that_the_kv_cache_has_no_room_for_are_not_tried(
+    cli: Any, tiny_pair: TinyPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If that is all of them, the remedy is said."""
+    monkeypatch.setattr(gate, "TURNS", 1)
+    monkeypatch.setattr(gate, "TOKENS", 6)
+    monkeypatch.setattr(datasets, "_split", lambda examples, _: (tuple(examples), (), ()))
+    long = [f"def {letter * 40}(x):" for letter in "abcd"]
+    for name, prompts in (("long", long), ("mixed", [*long, "def f(x):"])):
+        write(Path(f"{name}.parquet"), prompts)
+        done = cli(*flags(tiny_pair, f"{name}.parquet", name), "--name", name)
+        assert done.code == 0, done.err
+    cli("models", "add", "docs", tiny_pair.draft)
+    monkeypatch.setattr(Settings, "kv_cache_bytes", 1)  # the least is a block of 32 tokens
+    trying = ("models", "try", "docs", "--verifier", tiny_pair.verifier, "--job")
+    tried = cli(*trying, "mixed", "--json")
+    assert tried.code in (0, 3), tried.err
+    assert all(one["ratio"] > 0 for one in tried.json["figures"]["measured"])
+    tried = cli(*trying, "long")
+    assert tried.code == 2
+    assert "none is short enough for the verifier's KV cache" in tried.err
+    assert "set SPECBATCH_KV_CACHE_MIB higher" in tried.err
 
 
 def test_a_verdict_says_if_its_prompts_may_have_been_learned_from(

@@ -106,7 +106,8 @@ class EngineHost:
         self._kv_cache_bytes = kv_cache_bytes  # None: most of what a GPU has free
         self._gate = gate
         self._device = device
-        self.memory: MemoryBudget | None = None  # of the engine made last
+        self.memory: MemoryBudget | None = None  # of the engine made last …
+        self.context_tokens = 0  # … and the longest sequence, prompt and output, that it can run
         self._leader = leader  # of the ranks that share the verifier; a proposer is rank 0's own
         self._observer = observer
         self._drift_every = drift_every
@@ -311,6 +312,7 @@ class EngineHost:
             self._drift_every,
         )
         models.append(verifying.memory(*engine.largest_pass))
+        self.context_tokens = verifying.context_tokens
         # Its tensors are held until the last reference goes, native form or not.
         del verifier
         self.memory = budget_of(models, on_processor=not self._device.is_gpu)
