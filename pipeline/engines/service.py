@@ -119,6 +119,7 @@ class EngineService:
         self._lost: DeviceLostError | None = None
         self._is_given_up = False
         self._past = EngineStats()
+        self._steps = 0  # of engines that failed: a step's number is its own in the process
         self._stepping_since: int | None = None
         self._loading_since: int | None = None
         self._engine: SteppingEngine | None = None
@@ -249,6 +250,8 @@ class EngineService:
 
     def _fail_step(self, error: BaseException, arrived: list[EngineTicket]) -> None:
         """No engine can be made, or a step failed and the engine with it."""
+        if self._engine is not None:
+            self._steps = self._engine.stats.steps
         self._engine = None
         failure: SpecbatchError
         if isinstance(error, (ModelLostError, NoEngineError, UsageError)):
@@ -293,6 +296,7 @@ class EngineService:
             with self._gate, self._loading():
                 if not self._closing:
                     self._engine = made(self._make_engine)
+                    self._engine.stats.steps = self._steps
                     self._kept_at = self._engine.knowledge.step_time.observations  # earlier
         if self._closing or self._engine is None:  # meanwhile; nobody waits for a step any more
             self._fail_all(arrived, RequestCancelledError(CLOSED))

@@ -157,6 +157,23 @@ def test_a_failed_step_gives_its_tickets_back_and_the_next_ones_are_served(
     assert bed.made >= 2
 
 
+def test_a_step_s_number_does_not_come_again_with_the_next_engine(bed: Bed) -> None:
+    """Session and number name one pass, whatever failed between."""
+    before = bed.service.submit("a", requests("a")).wait(PATIENCE_SEC)
+    bed.broken.set()
+    for _ in range(2):
+        with pytest.raises(EngineError, match="engine step failed"):
+            bed.service.submit("b", requests("b")).wait(PATIENCE_SEC)
+    bed.broken.clear()
+    after = bed.service.submit("b", requests("b")).wait(PATIENCE_SEC)
+    first, second = (
+        {step for c in found for step in c.provenance.steps} for found in (before, after)
+    )
+    assert first
+    assert second
+    assert min(second) > max(first)
+
+
 def test_memory_for_no_pass_at_all_fails_the_tickets_and_the_engine_is_made_anew(
     bed: Bed, tiny_pair: TinyPair
 ) -> None:
