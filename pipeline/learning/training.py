@@ -273,7 +273,10 @@ class _Run:
             self._write_model(beside)
             record = self._record(inspect_model(str(beside)), length, share)
             for path in sorted(beside.iterdir()):
-                path.replace(self.out / path.name)
+                place = self.out / path.name
+                if place.is_dir():  # of a run that was killed here: a folder replaces none
+                    shutil.rmtree(place)
+                path.replace(place)
             beside.rmdir()
             data = orjson.dumps(record, option=orjson.OPT_INDENT_2)
             checkpoints.replace_file(self.out / RECORD, lambda file: file.write(data))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -108,6 +109,32 @@ def test_stopped_at_each_step_it_gives_the_same_bits(tmp_path: Path, tiny_pair: 
     assert one.run() == whole
     weights = [(tmp_path / name / WEIGHTS).read_bytes() for name in ("whole", "stopped")]
     assert weights[0] == weights[1]
+
+
+def test_killed_behind_its_model_it_resumes_with_chat_templates_in_a_folder(
+    tmp_path: Path, tiny_pair: TinyPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = shutil.copytree(tiny_pair.draft, tmp_path / "parent")
+    (parent / "additional_chat_templates").mkdir()
+    template = Path("additional_chat_templates", "tool_use.jinja")
+    (parent / template).write_text("{{ messages }}")
+    one = training(str(parent), tmp_path / "out")
+    real = checkpoints.replace_file
+
+    def interrupted(path: Path, write: Any) -> None:
+        if path.name == RECORD:
+            raise KeyboardInterrupt
+        real(path, write)
+
+    with monkeypatch.context() as killed:
+        killed.setattr(checkpoints, "replace_file", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            one.run()
+    assert (one.out / template).is_file()
+    record = one.run()
+    assert files_of(one.out) == files_of(parent) | {RECORD}
+    assert (one.out / template).read_text() == "{{ messages }}"
+    assert record["model"] == inspect_model(str(one.out)).fingerprint.as_json()
 
 
 # --- one folder, one training -------------------------------------------------------------------
