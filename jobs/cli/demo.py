@@ -256,9 +256,9 @@ def _figures(run: Run) -> list[str]:
         _shown(s.tokens_per_sec, "{:,.0f}"),
         _shown(s.progress.acceptance_rate, "{:.1%}"),
         _shown(s.tokens_per_pass, "{:.2f}"),
-        *_gain(saved)[:2],
+        *gain(saved)[:2],
         signed_usd(sheet.of(TimeKind.DRAFT, TimeKind.REJECTED).usd),
-        *_gain(saved)[2:],
+        *gain(saved)[2:],
         signed_usd(sheet.total.usd),
     ]
 
@@ -269,14 +269,16 @@ def _sources(job: JobRow) -> str:
     return "draft model, n-grams" if job.spec["speculation"]["sources"] == "hybrid" else "nothing"
 
 
-def _gain(saved: Savings | None) -> list[str]:
+def gain(saved: Savings | None) -> list[str]:
     """The speed-up and the dollars that drafts saved, each with its interval."""
     if saved is None:
         return ["not measured", "-"] * 2
     shown = [f"{saved.speedup:.2f}×", "one control step", signed_usd(saved.usd), "one control step"]
     if saved.low_usd is not None and saved.high_usd is not None:
-        low, high = (1 + usd / saved.taken_usd for usd in (saved.low_usd, saved.high_usd))
-        shown[1] = f"{low:.2f}× to {high:.2f}×"
+        shown[1] = "-"  # its interval is that of the dollars, and the device may cost none
+        if saved.taken_usd:
+            low, high = (1 + usd / saved.taken_usd for usd in (saved.low_usd, saved.high_usd))
+            shown[1] = f"{low:.2f}× to {high:.2f}×"
         shown[3] = f"{signed_usd(saved.low_usd)} to {signed_usd(saved.high_usd)}"
     return shown
 

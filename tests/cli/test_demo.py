@@ -17,6 +17,7 @@ from specbatch.jobs.cli.demo import (
     check_same,
     demo_settings,
     demo_spec,
+    gain,
     prepare,
     unchanged_outputs,
     with_some_changed,
@@ -27,6 +28,7 @@ from specbatch.pipeline.outputs.outputs import Manifest
 from specbatch.pipeline.runtime.client import Client
 from specbatch.schemas.errors import OutputError, UsageError
 from specbatch.schemas.exports import WrittenFile
+from specbatch.schemas.job_figures import Savings
 from specbatch.schemas.records import JobRow
 from specbatch.schemas.spec import JobSpec
 from support import demo as shipped
@@ -52,6 +54,13 @@ def test_a_folder_that_the_demo_cannot_make_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(OutputError, match="name another --folder"):
         prepare(tmp_path / "file" / "demo", keep=False)
+
+
+def test_a_device_that_costs_nothing_leaves_the_speed_up() -> None:
+    """Its interval is not known without dollars."""
+    priced, free = Savings(2.0, 1.0, 3.0, 10.0, 1.2, 5), Savings(0.0, 0.0, 0.0, 0.0, 1.3, 4)
+    assert gain(priced)[:2] == ["1.20×", "1.10× to 1.30×"]
+    assert gain(free)[:2] == ["1.30×", "-"]
 
 
 def test_the_demo_keeps_to_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
