@@ -150,11 +150,15 @@ def time_of(since: str, now: datetime | None = None) -> str:
 
 def moment_of(flag: str, text: str, now: datetime | None = None) -> datetime:
     """An age or a time, in UTC. Raises `UsageError`, which names the flag."""
-    if found := _AGE.fullmatch(text.strip()):
-        ago = timedelta(**{_UNITS[found[2]]: float(found[1])})
-        return ((now or datetime.now(UTC)) - ago).astimezone(UTC)
     try:
+        if found := _AGE.fullmatch(text.strip()):
+            ago = timedelta(**{_UNITS[found[2]]: float(found[1])})
+            return ((now or datetime.now(UTC)) - ago).astimezone(UTC)
         return datetime.fromisoformat(text.strip()).astimezone(UTC)
+    except OverflowError:
+        raise UsageError(
+            f"{flag} {text!r:.50} is before the year 1 or after 9999: write a time between"
+        ) from None
     except ValueError:
         raise UsageError(
             f"{flag} {text!r} is neither an age nor a time: write 10m, 2h, 3d or 2026-01-31T02:30"

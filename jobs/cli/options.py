@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -362,7 +363,8 @@ def with_engine(settings: Settings, engine: str | None) -> Settings:
 def number_or_word(text: str | None) -> str | int | None:
     """`4` is a number, `auto`, `off`, `shadow` and `last` are words; the spec's check sees to the
     rest."""
-    return int(text) if text is not None and text.lstrip("-").isdigit() else text
+    is_number = text is not None and re.fullmatch(r"-?[0-9]{1,18}", text)
+    return int(text) if text is not None and is_number else text
 
 
 def template_text(text: str | None, file: Path | None) -> str | None:

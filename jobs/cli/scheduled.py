@@ -76,14 +76,14 @@ def time_of(schedule: Schedule, text: str) -> float:
         if len(text) == len("2026-01-31"):
             return _first_of(schedule, date.fromisoformat(text))
         given = datetime.fromisoformat(text)
-    except ValueError:
+        if given.tzinfo is not None:
+            return given.timestamp()
+        return schedule.times.instant(given)
+    except (ValueError, OverflowError):  # Python has the years 1 to 9999
         raise UsageError(
             f"--logical-time {text!r} is not a time: write 2026-01-31, 2026-01-31T02:30 (in the "
             "schedule's time zone) or 2026-01-31T01:30:00Z"
         ) from None
-    if given.tzinfo is not None:
-        return given.timestamp()
-    return schedule.times.instant(given)
 
 
 def _first_of(schedule: Schedule, day: date) -> float:

@@ -45,6 +45,9 @@ BAD_FLAGS = {
         "--depth (field `speculation.depth`): must be 'auto', 'off' or 'shadow', or a whole number "
         "(got 'deep')",
     ),
+    "depth of odd digits": (["--depth", "²"], "must be 'auto', 'off' or 'shadow', or a whole"),
+    "depth of two signs": (["--depth", "--4"], "must be 'auto', 'off' or 'shadow', or a whole"),
+    "depth too long": (["--depth", "9" * 5000], "must be 'auto', 'off' or 'shadow', or a whole"),
     "max depth": (["--max-depth", "99"], "--max-depth (field `speculation.max_depth`): must be at"),
     "source": (
         ["--sources", "ngram,psychic"],

@@ -127,8 +127,16 @@ def test_an_age_counts_from_now_and_a_time_is_one_of_this_place() -> None:
     assert time_of("2026-01-02T03:00+02:00") == "2026-01-02T01:00:00.000+00:00"
     here = datetime(2026, 1, 2).astimezone(UTC).isoformat(timespec="milliseconds")
     assert time_of("2026-01-02") == here
-    with pytest.raises(UsageError):
+    with pytest.raises(UsageError, match="is neither an age nor a time"):
         time_of("-3h")
+
+
+@pytest.mark.parametrize(
+    "text", ["1000000d", "99999999999999d", f"{'9' * 400}s", "0001-01-01T00:00:00+14:00"]
+)
+def test_a_time_that_python_does_not_have_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"^--since .* is before the year 1 or after 9999"):
+        time_of(text)
 
 
 def test_where_nothing_is_the_reason_is_said(

@@ -244,7 +244,7 @@ def test_a_logical_time_is_read_in_the_schedules_zone(place: Path) -> None:
     }
     for text, expected in utc.items():
         assert time_of(schedule, text) == datetime.fromisoformat(f"{expected}Z").timestamp(), text
-    for text in ("tonight", "2026-02-30", "26-1-1"):
+    for text in ("tonight", "2026-02-30", "26-1-1", "9999-12-31", "0001-01-01"):
         with pytest.raises(UsageError, match="is not a time: write"):
             time_of(schedule, text)
     weekly = load_schedule(write(place, "weekly", cron="0 0 * * 0"))
