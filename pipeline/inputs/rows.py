@@ -5,7 +5,7 @@
     null_column            a column that the template names is null or absent
     template_failed        the template cannot be rendered with the row's columns
     empty_prompt           no text, or no tokens
-    invalid_utf8           text bytes that are not UTF-8
+    invalid_utf8           text bytes that are not UTF-8, or text with a lone surrogate
     bad_json               a line (or the body) is not a JSON object
     bad_csv                a row is not CSV, or has more or fewer cells than the header
     wrong_type             the prompt is neither text, token ids nor messages (JSONL)
@@ -226,6 +226,8 @@ class RowChecker:
             draft.text = prompt
         if draft.text == "" or (draft.ids is not None and len(draft.ids) == 0):
             raise RowError("empty_prompt", "the prompt is empty")
+        if draft.text is not None and not _is_utf8(draft.text):
+            raise RowError("invalid_utf8", "the prompt has half a character (a lone surrogate)")
 
     def _rendered(self, draft: _Draft, prompt: Any) -> str:
         return self._tokenizer.render(messages_of(prompt), self._tools(draft))
@@ -357,6 +359,15 @@ def _plain_text(value: Any) -> str:
         except TypeError:  # orjson reads deeper values than it writes
             return "(nested too deeply)"
     return str(value)
+
+
+def _is_utf8(text: str) -> bool:
+    """Whether it can be written as UTF-8. JSON in JSON, or a template, can bring half a pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _kind_of(prompt: Any) -> str:

@@ -529,6 +529,17 @@ def test_a_row_that_the_template_refuses_is_quarantined_alone(
     assert (found[1] == "<s>-1") == ("length" in template)
 
 
+def test_a_lone_surrogate_that_a_template_writes_spoils_its_row_alone(
+    prompts: Prompts, tmp_path: Path
+) -> None:
+    path = write_parquet(tmp_path / "x.parquet", {"title": ["a", "b"]})
+    template = r"{{ '\ud83d' if title == 'a' else title }}"
+    assert prompts(path, template=template, template_kind="jinja") == [
+        "invalid_utf8: the prompt has half a character (a lone surrogate)",
+        "<s>b",
+    ]
+
+
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{{ title }}"
 
 

@@ -338,6 +338,23 @@ def test_a_bad_call_of_a_message_is_refused(
     assert words in bad(row)[1]
 
 
+def test_a_lone_surrogate_in_a_call_spoils_its_row_alone(tmp_path: Path) -> None:
+    """JSON can say half a character, which no tokenizer takes."""
+    showing = "{% for m in messages if m.tool_calls %}{{ m.tool_calls | tojson }}{% endfor %}"
+    tokenizer = TextTokenizer.load(str(save_tokenizer(tmp_path / "m", showing)))
+    path = tmp_path / "x.jsonl"
+    with path.open("wb") as file:
+        for arguments in (r'{"q": "\ud83d\ude00"}', r'{"q": "\ud83d"}', '{"q": "x"}'):
+            call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+            chat = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+            file.write(orjson.dumps({"prompt": chat}) + b"\n")
+    spec = make_spec(path)
+    first, cut, last = run(spec, RowChecker(spec, tokenizer, 512, tokenizer.vocab_size))
+    assert "\N{GRINNING FACE}" in tokenizer.decode(good(first).prompt_ids)
+    assert bad(cut) == ("invalid_utf8", "the prompt has half a character (a lone surrogate)")
+    good(last)
+
+
 # --- JSONL --------------------------------------------------------------------------------------
 def test_jsonl_values_say_what_they_are(check_lines: Callable[..., list[Row]]) -> None:
     rows = check_lines(
