@@ -16,13 +16,15 @@ import smtplib
 import ssl
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.message import EmailMessage
-from http.client import HTTPException
+from http.client import HTTPException, InvalidURL
+from ipaddress import ip_address
 from typing import Any, Protocol
 from urllib.error import HTTPError
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 import orjson
@@ -142,12 +144,17 @@ def _for_slack(text: str) -> str:
 
 def _post(url: str, body: bytes, headers: Mapping[str, str]) -> None:
     host = urlsplit(url).hostname
-    asked = Request(url, data=body, headers={"Content-Type": "application/json", **headers})
     try:
+        asked = Request(url, data=body, headers={"Content-Type": "application/json", **headers})
         with _OPENER.open(asked, timeout=ANSWER_SEC) as answer:
             answer.read(_MOST_ANSWER_BYTES)
     except HTTPError as error:
         raise ObjectError(f"{host} refuses with HTTP status {error.code}") from None
+    except (InvalidURL, UnicodeError):  # their words quote the address
+        raise ObjectError(
+            f"its address at {host} cannot be used: leave out a user name, and write what is not "
+            "ASCII as %XX"
+        ) from None
     except (OSError, HTTPException, ValueError) as error:
         raise ObjectError(f"{host} does not answer: {first_line(error)}") from None
 
@@ -161,18 +168,41 @@ def _mail(target: Target, said: Mapping[str, Any]) -> None:
     mail["From"], mail["To"] = target.sender, ", ".join(target.email)
     mail["Message-ID"] = f"<{said['id']}@specbatch>"
     mail.set_content(sentence(said))
-    secure = server.scheme == "smtps"
-    kind = smtplib.SMTP_SSL if secure else smtplib.SMTP
-    port = server.port or (465 if secure else 587)
     try:
-        with kind(server.hostname or "", port, timeout=ANSWER_SEC) as smtp:
-            if not secure and smtp.has_extn("starttls"):
-                smtp.starttls(context=ssl.create_default_context())
+        with _connected(server) as smtp:
             if server.username:
                 smtp.login(unquote(server.username), unquote(server.password or ""))
             smtp.send_message(mail)
-    except (OSError, smtplib.SMTPException) as error:
+    except (OSError, smtplib.SMTPException, ValueError) as error:
         raise ObjectError(f"{server.hostname} takes no mail: {first_line(error)}") from None
+
+
+@contextmanager
+def _connected(server: SplitResult) -> Iterator[smtplib.SMTP]:
+    """The mail server, by TLS with a certificate that is checked, if it has TLS. Raises
+    `ObjectError` where a password would be sent without."""
+    host = server.hostname or ""
+    context = ssl.create_default_context()
+    if server.scheme == "smtps":
+        port = server.port or 465
+        with smtplib.SMTP_SSL(host, port, timeout=ANSWER_SEC, context=context) as smtp:
+            yield smtp
+        return
+    with smtplib.SMTP(host, server.port or 587, timeout=ANSWER_SEC) as smtp:
+        smtp.ehlo_or_helo_if_needed()  # asks for its extensions
+        if smtp.has_extn("starttls"):
+            smtp.starttls(context=context)
+        elif server.username and not _is_this_host(smtp):
+            raise ObjectError(
+                f"{host} offers no STARTTLS, so the password would be sent in the clear: use "
+                "smtps://, or another server"
+            )
+        yield smtp
+
+
+def _is_this_host(smtp: smtplib.SMTP) -> bool:
+    assert smtp.sock is not None, "connected"
+    return ip_address(smtp.sock.getpeername()[0]).is_loopback
 
 
 # --- the thread -----------------------------------------------------------------------------

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import hmac
 import json
+import socket
 import socketserver
+import ssl
 import threading
 from collections.abc import Iterator
 from email import message_from_bytes
@@ -31,6 +34,7 @@ from specbatch.schemas.notifications import TOLD, Event, Target, load_targets
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.records import JobState, Stage
 from support.databases import sqlite_store
+from support.tls import Certificates
 from support.webhooks import Receiver, receiving
 
 SECRET = "whsec_" + base64.b64encode(b"a key of enough bytes").decode()
@@ -223,24 +227,47 @@ def test_retries_come_later_and_later_and_end() -> None:
 
 # --- mail -----------------------------------------------------------------------------------
 class _Smtp(socketserver.StreamRequestHandler):
-    """As much of RFC 5321 as one mail needs."""
+    """As much of RFC 5321 as one mail needs, with the extensions that the server is to have."""
 
     def handle(self) -> None:
         server: Any = self.server
-        self._say("220 here")
-        while line := self.rfile.readline().decode().strip():
-            verb = line.split()[0].upper()
-            if verb == "DATA":
-                self._say("354 go on")
-                data = b""
-                while (part := self.rfile.readline()) != b".\r\n":
-                    data += part
-                server.mails.append(data)
-            server.lines.append(line)
-            if verb == "RCPT" and server.refuses:
-                self._say("550 nobody of that name")
-            else:
-                self._say("221 bye" if verb == "QUIT" else "250 ok")
+        self._in_tls = server.tls is not None and server.tls_first
+        with contextlib.suppress(OSError):  # the client does not trust the certificate
+            if self._in_tls:
+                self._start_tls()
+            self._say("220 here")
+            while line := self.rfile.readline().decode().strip():
+                server.lines.append(line)
+                self._answer(line.split()[0].upper())
+
+    def _answer(self, verb: str) -> None:
+        server: Any = self.server
+        if verb == "EHLO":
+            tls_offered = server.tls is not None and not self._in_tls
+            self._say("250-here\r\n" + "250-STARTTLS\r\n" * tls_offered + "250 AUTH PLAIN")
+        elif verb == "STARTTLS" and server.tls is not None:
+            self._say("220 go on")
+            self._start_tls()
+        elif verb == "AUTH":
+            server.passwords_in_tls.append(self._in_tls)
+            self._say("235 welcome")
+        elif verb == "DATA":
+            self._say("354 go on")
+            data = b""
+            while (part := self.rfile.readline()) != b".\r\n":
+                data += part
+            server.mails.append(data)
+            self._say("250 ok")
+        elif verb == "RCPT" and server.refuses:
+            self._say("550 nobody of that name")
+        else:
+            self._say("221 bye" if verb == "QUIT" else "250 ok")
+
+    def _start_tls(self) -> None:
+        server: Any = self.server
+        self.connection = server.tls.wrap_socket(self.connection, server_side=True)
+        self.rfile, self.wfile = self.connection.makefile("rb"), self.connection.makefile("wb", 0)
+        self._in_tls = True
 
     def _say(self, line: str) -> None:
         self.wfile.write(f"{line}\r\n".encode())
@@ -249,7 +276,8 @@ class _Smtp(socketserver.StreamRequestHandler):
 @pytest.fixture
 def smtp() -> Iterator[Any]:
     server: Any = socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Smtp)
-    server.mails, server.lines, server.refuses = [], [], False
+    server.mails, server.lines, server.passwords_in_tls = [], [], []
+    server.refuses, server.tls, server.tls_first = False, None, False
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield server
@@ -258,8 +286,21 @@ def smtp() -> Iterator[Any]:
     server.server_close()
 
 
-def mail_target(server: Any) -> Target:
-    url = f"smtp://127.0.0.1:{server.server_address[1]}"
+@pytest.fixture
+def certificates(monkeypatch: pytest.MonkeyPatch) -> Iterator[Certificates]:
+    """Of servers here; their authority is trusted."""
+    with Certificates.made() as made:
+        monkeypatch.setenv("SSL_CERT_FILE", str(made.ca))
+        yield made
+
+
+def give_tls(server: Any, certificates: Certificates) -> None:
+    server.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.tls.load_cert_chain(certificates.server, certificates.key)
+
+
+def mail_target(server: Any, scheme: str = "smtp", user: str = "") -> Target:
+    url = f"{scheme}://{user}127.0.0.1:{server.server_address[1]}"
     return Target(email=("a@example.org", "b@example.org"), smtp=url, sender="s@example.org")
 
 
@@ -277,6 +318,42 @@ def test_a_mail_server_that_refuses_is_named(smtp: Any) -> None:
     smtp.refuses = True
     with pytest.raises(ObjectError, match="takes no mail"):
         send(mail_target(smtp), SAID, 0.0)
+
+
+@pytest.mark.parametrize("scheme", ["smtp", "smtps"])
+def test_a_password_is_sent_within_tls_where_the_server_has_it(
+    smtp: Any, certificates: Certificates, scheme: str
+) -> None:
+    give_tls(smtp, certificates)
+    smtp.tls_first = scheme == "smtps"
+    send(mail_target(smtp, scheme, "user:secret@"), SAID, 0.0)
+    assert smtp.passwords_in_tls == [True]
+    assert len(smtp.mails) == 1
+
+
+@pytest.mark.parametrize("scheme", ["smtp", "smtps"])
+def test_a_mail_server_that_nobody_vouches_for_gets_no_password(
+    smtp: Any, certificates: Certificates, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_tls(smtp, certificates)
+    smtp.tls_first = scheme == "smtps"
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificates.other_ca))
+    with pytest.raises(ObjectError, match="certificate verify failed"):
+        send(mail_target(smtp, scheme, "user:secret@"), SAID, 0.0)
+    assert smtp.passwords_in_tls == []
+
+
+def test_without_tls_only_this_host_gets_a_password(
+    smtp: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(mail_target(smtp, user="user:secret@"), SAID, 0.0)
+    assert smtp.passwords_in_tls == [False]
+    monkeypatch.setattr(socket.socket, "getpeername", lambda _: ("192.0.2.1", 25))
+    with pytest.raises(ObjectError, match=r"127\.0\.0\.1 offers no STARTTLS.*use smtps://"):
+        send(mail_target(smtp, user="user:secret@"), SAID, 0.0)
+    assert smtp.passwords_in_tls == [False]
+    send(mail_target(smtp), SAID, 0.0)  # no password, nothing to hide
+    assert len(smtp.mails) == 2
 
 
 # --- the file of targets --------------------------------------------------------------------
