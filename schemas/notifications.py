@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -91,6 +92,24 @@ class Target(BaseModel):
             raise ValueError("email needs smtp and sender, and they need email")
         return self
 
+    @field_validator("url", "slack", "smtp")
+    @classmethod
+    def _can_be_read(cls, value: str | None) -> str | None:
+        if value is not None and not _names_host(value):
+            raise ValueError(
+                "must name a host, and a port in digits; in a password write / ? # [ ] as %2F %3F "
+                "%23 %5B %5D"
+            )
+        return value
+
+    @field_validator("smtp")
+    @classmethod
+    def _has_ascii_login(cls, value: str | None) -> str | None:
+        """Mail servers get nothing else."""
+        if value is not None and not unquote(urlsplit(value).netloc.rpartition("@")[0]).isascii():
+            raise ValueError("must have a user name and a password of ASCII characters alone")
+        return value
+
     @field_validator("secret")
     @classmethod
     def _is_base64(cls, value: str | None) -> str | None:
@@ -106,13 +125,22 @@ class Target(BaseModel):
         return "webhook" if self.url else "slack" if self.slack else "email"
 
 
+def _names_host(url: str) -> bool:
+    """Whether its parts can be read. The library's own words would quote parts of a password."""
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
 def load_targets(path: str) -> Mapping[str, Target]:
     """The targets of a YAML file by name. Raises `UsageError` that names the entry."""
     try:
         values: Any = yaml.safe_load(Path(path).read_text())
     except OSError as error:
         raise UsageError(f"{FILE} names {path}, which cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError):
+    except (yaml.YAMLError, ValueError):  # ValueError: no text, or a date that is none
         raise UsageError(f"{FILE} names {path}, which is not YAML") from None
     if not isinstance(values, dict):
         raise UsageError(f"{path} must map names to targets, such as `ops: {{url: https://…}}`")

@@ -157,3 +157,5 @@ def _notify(settings: Settings, attempt: Attempt, ended: ScheduleRun) -> None:
                 send(target, payload, now.timestamp())
             except ObjectError as error:
                 log.warning("schedule %s: %s was not told: %s", ended.schedule, name, error)
+            except Exception:  # the end is still to be written, or all is done once more
+                log.exception("schedule %s: %s was not told", ended.schedule, name)

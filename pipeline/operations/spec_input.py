@@ -87,7 +87,7 @@ def parse_spec(text: str, whose: str, needed: str = "input, output and verifier"
     """The mapping in a text. Raises `SpecError` with one sentence that names the text's source."""
     try:
         values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or number that is none
         raise SpecError(f"{whose} is not valid YAML: {_where(error)}") from None
     if not isinstance(values, dict):
         raise SpecError(f"{whose} must hold a mapping with {needed}")
@@ -165,7 +165,7 @@ def _ask_for_what_is_missing(values: Mapping[str, Any]) -> None:
         )
 
 
-def _where(error: yaml.YAMLError) -> str:
+def _where(error: yaml.YAMLError | ValueError) -> str:
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
     return f"{problem} (line {mark.line + 1}, column {mark.column + 1})" if mark else str(problem)

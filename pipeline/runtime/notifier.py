@@ -268,22 +268,31 @@ class Notifier:
             job = self._store.get_job(one.job_id)
         except JobNotFoundError:
             return False
-        about = {"job": one.job_id}
         try:
             self._tell(target, one, job)
+        except StoreError:
+            raise
         except ObjectError as error:
-            again = retry_sec(one.attempts + 1)
-            self._store.note_not_sent(one, str(error), again)
-            then = "it is given up" if again is None else f"the next attempt is in {again:g} s"
-            log.warning(
-                "could not notify %s that job %s is %s: %s; %s",
-                *(one.target, one.job_id, one.event.value, error, then),
-                extra=about,
-            )
+            self._not_sent(one, str(error))
+            return False
+        except Exception as error:  # a fault of ours must neither repeat for ever nor stop others
+            log.exception("could not notify %s", one.target, extra={"job": one.job_id})
+            self._not_sent(one, f"an unexpected {type(error).__name__}; see the sender's log")
             return False
         self._store.note_sent(one)
-        log.info("notified %s: job %s is %s", one.target, one.job_id, one.event.value, extra=about)
+        words = "notified %s: job %s is %s"
+        log.info(words, one.target, one.job_id, one.event.value, extra={"job": one.job_id})
         return True
+
+    def _not_sent(self, one: Due, why: str) -> None:
+        again = retry_sec(one.attempts + 1)
+        self._store.note_not_sent(one, why, again)
+        then = "it is given up" if again is None else f"the next attempt is in {again:g} s"
+        log.warning(
+            "could not notify %s that job %s is %s: %s; %s",
+            *(one.target, one.job_id, one.event.value, why, then),
+            extra={"job": one.job_id},
+        )
 
     def _tell(self, target: Target | Teller, one: Due, job: JobRow) -> None:
         if isinstance(target, Target):

@@ -154,6 +154,7 @@ def test_a_wrong_value_of_a_file_names_no_flag(cli: Any, folder: Path) -> None:
 BAD_FILES = {
     "no file": (None, "does not exist"),
     "not yaml": ("a: [b", "is not valid YAML"),
+    "no date": ("a: 2026-02-30", "is not valid YAML: day is out of range"),
     "a list": ("- x", "must hold a mapping"),
     "binary": (b"\xff\xfe\x00", "is not a text file"),
     "nothing given": ("name: x", "add --input --output --verifier"),

@@ -11,7 +11,7 @@ import socket
 import socketserver
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from email import message_from_bytes
 from pathlib import Path
 from typing import Any
@@ -60,10 +60,10 @@ def store(clock: Clock) -> SqlStore:
     return sqlite_store(clock)
 
 
-def done(store: SqlStore, state: JobState = JobState.DONE, **job: Any) -> None:
-    ingest(store, groups=1, spec={**new_job().spec, "notify": ["ops"]}, **job)
+def done(store: SqlStore, targets: Sequence[str] = ("ops",)) -> None:
+    ingest(store, groups=1, spec={**new_job().spec, "notify": list(targets)})
     commit(store, verified(store, 0))
-    finish(store, state)
+    finish(store, JobState.DONE)
 
 
 def test_a_webhook_gets_the_figures_under_an_id_and_a_signature(
@@ -147,6 +147,36 @@ def test_an_error_names_the_host_and_not_the_address_which_may_be_a_secret() -> 
         send(Target(slack="http://127.0.0.1:9/services/T0/B0/secret"), SAID, 0.0)
     assert "127.0.0.1 does not answer" in str(found.value)
     assert "secret" not in str(found.value)
+
+
+@pytest.mark.parametrize("url", ["https://u:secret@127.0.0.1/", "http://127.0.0.1:9/secr\u00e9t"])
+def test_an_address_that_cannot_be_used_is_not_quoted(url: str) -> None:
+    with pytest.raises(ObjectError, match=r"its address at 127\.0\.0\.1 cannot be used") as found:
+        send(Target(slack=url), SAID, 0.0)
+    assert "secr" not in str(found.value)
+
+
+class Faulty:
+    """A target with a bug."""
+
+    events = tuple(Event)
+
+    def tell(self, *_: object) -> None:
+        raise KeyError("secret")
+
+    def close(self) -> None: ...
+
+
+def test_a_fault_of_a_sender_counts_as_an_attempt_and_others_are_told(
+    store: SqlStore, receiver: Receiver, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    done(store, ["faulty", "ops"])
+    notifier = Notifier(store, {"faulty": Faulty(), "ops": Target(url=receiver.url)}, clock=clock)
+    assert notifier.send_due() == 1
+    row = next(one for one in store.notifications_of(JOB) if one.target == "faulty")
+    assert (row.attempts, row.error) == (1, "an unexpected KeyError; see the sender's log")
+    assert row.due_at == clock() + (retry_sec(1) or 0.0)
+    assert "faulty that job" in caplog.text
 
 
 def test_slack_gets_words_without_control_characters(receiver: Receiver) -> None:
@@ -389,6 +419,12 @@ def test_targets_come_from_a_file(tmp_path: Path) -> None:
         ("ops: {url: https://a, events: [started]}", "leave started out of events"),
         ("ops: {uri: https://a}", "did you mean `url`"),
         ("ops: 3", "target ops"),
+        ("ops: {url: 'https://[bad'}", "field `url`: must name a host"),
+        ("ops: {slack: 'https://:80/x'}", "field `slack`: must name a host"),
+        ("ops: {email: [a@b], smtp: 'smtp://mail:25l', sender: a@b}", "`smtp`: .*port in digits"),
+        ("ops: {email: [a@b], smtp: 'smtp://u:p/w@mail', sender: a@b}", "write / .* as %2F"),
+        ("ops: {email: [a@b], smtp: 'smtp://u:%C3%A9@mail', sender: a@b}", "`smtp`: .*of ASCII"),
+        ("ops: 2026-02-30", "is not YAML"),
     ],
 )
 def test_a_wrong_file_is_named_with_the_entry(tmp_path: Path, text: str, why: str) -> None:
@@ -400,10 +436,15 @@ def test_a_wrong_file_is_named_with_the_entry(tmp_path: Path, text: str, why: st
 
 def test_no_message_about_a_file_shows_a_secret(tmp_path: Path) -> None:
     path = tmp_path / "notify.yaml"
-    path.write_text("ops: {url: ftp://hidden, secret: hidden, smtp: hidden}\n")
-    with pytest.raises(UsageError) as found:
-        load_targets(str(path))
-    assert "hidden" not in str(found.value)
+    for entry in (
+        "{url: ftp://hidden, secret: hidden, smtp: hidden}",
+        "{email: [a@b], smtp: 'smtp://u:hidden/hidden@mail', sender: a@b}",
+        "{email: [a@b], smtp: 'smtp://u:hidden%C3%A9@mail', sender: a@b}",
+    ):
+        path.write_text(f"ops: {entry}\n")
+        with pytest.raises(UsageError) as found:
+            load_targets(str(path))
+        assert "hidden" not in str(found.value)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

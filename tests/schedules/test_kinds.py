@@ -219,6 +219,19 @@ def test_targets_hear_how_a_time_ended(site: Site, does: list[Does], tmp_path: P
     assert (said["reason"], said["logical_time"]) == ("1 of 8 differs", "2026-01-01T02:30:00Z")
 
 
+def test_a_target_that_cannot_be_told_keeps_no_end_from_being_written(
+    site: Site, does: list[Does], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    targets = tmp_path / "targets.yml"
+    targets.write_text(yaml.safe_dump({"ops": {"url": "http://127.0.0.1:9"}}))
+    schedule, ticker = tried(site, notify=["ops"]), here(site, notify_file=str(targets))
+    monkeypatch.setattr("specbatch.jobs.schedules.attempt.send", raising(KeyError("a fault")))
+    does.append(lambda: Outcome("3 jobs are well"))
+    tick(site, ticker, schedule, EVE)
+    tick(site, ticker, schedule, RUN_AT)
+    assert row_of(site, schedule).state is RunState.DONE
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
