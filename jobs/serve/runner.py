@@ -29,7 +29,6 @@ from specbatch.pipeline.ledger.fair_share import Turn
 from specbatch.pipeline.ledger.rules import reason_to_stop
 from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.pipeline.runtime.client import Client
-from specbatch.pipeline.runtime.leases import owner_here
 from specbatch.schemas.errors import (
     JobInterrupted,
     ModelError,
@@ -37,7 +36,7 @@ from specbatch.schemas.errors import (
     StoreError,
     UsageError,
 )
-from specbatch.schemas.records import JobRow, JobState, Stage
+from specbatch.schemas.records import JobRow, JobState
 from specbatch.schemas.serving import BatchRow
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import spec_of
@@ -225,15 +224,11 @@ class Runner:
 
     def _end(self, job: JobRow, batch: BatchRow, state: JobState, reason: str) -> None:
         """The job cannot even be published here; what it has finished stays in the store. It ends
-        first: after a crash its batch follows it."""
-        for owner in self.store.holders(job.job_id):  # nobody else runs the jobs of this folder
-            self.store.expire_leases(job.job_id, owner)
+        first: after a crash its batch follows it. Nobody else runs the jobs of this folder."""
         self.client.cancel(job.job_id, reason)
-        here = owner_here(), self.settings.lease_sec
-        work = self.store.claim_job(job.job_id, Stage.PUBLISH, *here)
-        if work is not None:  # None: it has ended meanwhile
-            error = NOT_SERVED if state is JobState.FAILED else None
-            self.store.finish_job(work.lease, state, error)
+        error = NOT_SERVED if state is JobState.FAILED else None
+        if not self.store.give_up_job(job.job_id, state, error):
+            return  # it has ended meanwhile, and its batch follows it
         end = not_run(batch, self.store.get_job(job.job_id))
         self.store.end_batch(batch.batch_id, end)
         log.info("batch %s of tenant %s ends: %s", batch.batch_id, batch.tenant, end.status)

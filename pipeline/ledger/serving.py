@@ -94,6 +94,13 @@ class Serving(Protocol):
     def revoke_api_key(self, key_id: str) -> ApiKey | None:
         """None: there is none. The first time of a revocation stays."""
 
+    # --- jobs of batches --------------------------------------------------------------------
+    def give_up_job(self, job_id: str, state: JobState, error: str | None = None) -> bool:
+        """End a job that can be neither done nor published, whatever its groups are at.
+
+        Open groups become CANCELLED, and their holders lose them. False: it had ended already.
+        """
+
     # --- several jobs at once ---------------------------------------------------------------
     def jobs_of_ids(self, job_ids: Collection[str]) -> Mapping[str, JobRow]:
         """By whole id, those there are."""

@@ -38,6 +38,32 @@ from specbatch.schemas.records import (
     Stage,
 )
 
+# --- given up -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", [JobState.FAILED, JobState.CANCELLED])
+def test_a_job_that_is_given_up_ends_whatever_its_groups_are_at(
+    store: Store, state: JobState
+) -> None:
+    """Also with results that wait to be recorded, and a holder who died or lives on."""
+    ingest(store, groups=3)
+    commit(store, verified(store, 0))
+    waiting = claim(store, 1).lease
+    store.advance(waiting, Stage.RECORD, RESULTS, NO_TIME)
+    held = claim(store, 2).lease
+    assert store.give_up_job(JOB, state, "its model is not served")
+    job = store.get_job(JOB)
+    assert (job.state, job.stage) == (state, Stage.END)
+    assert (job.error, job.finished_at) == ("its model is not served", START)
+    assert store.progress(JOB).groups_done == 1
+    with pytest.raises(FencedError):
+        store.advance(held, Stage.RECORD, RESULTS, NO_TIME)
+    assert not store.give_up_job(JOB, JobState.CANCELLED)
+    assert store.get_job(JOB) == job
+    assert store.retry_job(JOB) == 2
+    assert store.claim_group(JOB, 1, Stage.RECORD, "w2", LEASE_SEC), "its results are kept"
+
+
 # --- publish --------------------------------------------------------------------------------
 
 

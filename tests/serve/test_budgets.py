@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from contracts.shorthand import claim_job
+from contracts.shorthand import claim_job, found
 from contracts.test_budgets import GROUP, claim, ingest, limit, record
 from ledger.builders import NO_TIME, RESULTS
 from sqlalchemy import event
 
 from specbatch.jobs.serve.collecting import Stop, not_run, why_stopped
-from specbatch.jobs.serve.runner import next_job
+from specbatch.jobs.serve.reconciler import CANCELLED
+from specbatch.jobs.serve.runner import Runner, next_job
 from specbatch.pipeline.ledger.sql.store import SqlStore
+from specbatch.pipeline.runtime.client import Client
 from specbatch.schemas.budgets import Period
+from specbatch.schemas.errors import ModelChangedError, UsageError
 from specbatch.schemas.records import JobState, Stage
 from specbatch.schemas.serving import BatchRow, BatchStatus, NewBatch, Purpose, StoredFile
+from specbatch.schemas.settings import Settings
 from support.databases import sqlite_store
 
 SERVICE = "here"
@@ -137,3 +142,54 @@ def test_a_batch_that_no_budget_covers_ends_with_the_limits_code(store: SqlStore
     assert end.status is BatchStatus.CANCELLED
     assert end.errors[0]["code"] == "token_limit_exceeded"
     assert "budget of 63 tokens in all is spent" in end.errors[0]["message"]
+
+
+def results_wait(store: SqlStore) -> None:
+    """A batch of a tenant with a budget, whose runner was killed before it recorded a group."""
+    batch(store, "batch_1", "acme")
+    limit(store, 4 * GROUP, Period.DAY)
+    store.advance(found(claim(store)).lease, Stage.RECORD, RESULTS, NO_TIME)
+
+
+def runner_that_raises(
+    store: SqlStore, error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Runner:
+    def raises(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("specbatch.jobs.serve.runner.run_job", raises)
+    monkeypatch.setattr("specbatch.jobs.serve.runner.spec_of", lambda _: None)
+    monkeypatch.setattr("specbatch.jobs.serve.runner.is_away", lambda _: False)
+    client = Client(store, lambda _: None, str(tmp_path))
+    return Runner(Settings(workspace=str(tmp_path)), store, client, SERVICE)
+
+
+def how_it_ended(store: SqlStore) -> tuple[BatchStatus, JobState]:
+    ended = store.batch("acme", "batch_1")
+    assert ended is not None
+    (account,) = store.tenant_accounts()
+    assert account.reserved_tokens == 0
+    assert store.open_batches(SERVICE) == []
+    return ended.status, store.get_job("job-batch_1").state
+
+
+def test_a_batch_that_cannot_be_run_ends_with_its_job_while_results_wait(
+    store: SqlStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results_wait(store)
+    error = ModelChangedError("the model has other weights")
+    assert runner_that_raises(store, error, tmp_path, monkeypatch).run_next()
+    assert how_it_ended(store) == (BatchStatus.FAILED, JobState.FAILED)
+
+
+def test_a_batch_that_was_passed_over_is_cancelled_with_its_job_while_results_wait(
+    store: SqlStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results_wait(store)
+    error = UsageError("another numeric class")
+    one = runner_that_raises(store, error, tmp_path, monkeypatch)
+    assert one.run_next()
+    store.cancel_batch("acme", "batch_1")
+    one.client.cancel("job-batch_1", CANCELLED)
+    assert one.run_next()
+    assert how_it_ended(store) == (BatchStatus.CANCELLED, JobState.CANCELLED)

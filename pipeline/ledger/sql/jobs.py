@@ -489,9 +489,32 @@ def finish(
     if lease.stage is not Stage.PUBLISH:
         raise rules.fenced(lease)
     sql_usage.keep(conn, lease, usage)  # before the accounts are pinned
-    pinned = accounts.pinned(audit_log.accounts(conn, lease.job_id))
+    _end_with_accounts(conn, now, job, state, error, manifest, lease.owner)
+
+
+def give_up(
+    conn: Connection, now: Now, job_id: str, state: JobState, error: str | None = None
+) -> bool:
+    rules.check_final(state)
+    job = lock(conn, find(conn, job_id).job_id)
+    if JobState(job.state).is_final:
+        return False
+    _end_with_accounts(conn, now, job, state, error and masked(error))
+    return True
+
+
+def _end_with_accounts(
+    conn: Connection,
+    now: Now,
+    job: Any,
+    state: JobState,
+    error: str | None,
+    manifest: PublishedManifest | None = None,
+    actor: str | None = None,
+) -> None:
+    pinned = accounts.pinned(audit_log.accounts(conn, job.job_id))
     said = entries.ended(state.value, error, manifest, pinned)
-    head = audit_log.link(conn, now, job, EntryKind.PUBLISHED, said, lease.owner)
+    head = audit_log.link(conn, now, job, EntryKind.PUBLISHED, said, actor)
     _end(conn, now, job, state, error, head)
 
 

@@ -149,6 +149,7 @@ class SqlStore:
     progress_of = _reads(sql_figures.progress_of)
     request_cancel = _writes(jobs.request_cancel)
     fail_job = _writes(jobs.fail)
+    give_up_job = _writes(jobs.give_up)
     _make_month = _writes(jobs.make_month)
     _create = _writes(jobs.create)
     _cancelled = _reads_now(stopping.cancelled)
