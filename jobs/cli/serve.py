@@ -96,7 +96,9 @@ def serve(
                 "there is no valid API key yet: make one with `specbatch api-keys create NAME "
                 f"--dir {dir}`, or start with --no-keys on a loopback address"
             )
-        file_store.check_store(store.file_ids(file_store.service_id))
+        known = store.file_ids(file_store.service_id)
+        file_store.check_store(known)
+        file_store.finish_changes(known)
         file_store.sweep()
         if embedded:
             check_models(settings, file_store, served.values())

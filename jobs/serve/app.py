@@ -10,6 +10,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Any, Literal
 from uuid import uuid4
 
@@ -31,7 +32,7 @@ from specbatch.jobs.serve.service import Service
 from specbatch.jobs.serve.uploads import Upload, in_time, limited, too_large
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.outputs.names import OPENAI
-from specbatch.schemas.errors import JobNotFoundError, SpecbatchError, StoreError
+from specbatch.schemas.errors import InUseError, JobNotFoundError, SpecbatchError, StoreError
 from specbatch.schemas.openai_formats import URLS
 from specbatch.schemas.records import JobRow
 from specbatch.schemas.serving import BatchRow, Page, Purpose, Scope, StoredFile
@@ -93,6 +94,8 @@ def _add_files(app: FastAPI, service: Service, reader: Any, writer: Any) -> None
     @app.post("/v1/files")
     async def create_file(request: Request, caller: Caller = writer) -> JSONResponse:
         file = await _receive(service, request, caller.tenant)
+        with suppress(OSError):  # the next start takes the mark away
+            file_store.unmark(file.file_id)
         return JSONResponse(file_json(file))
 
     @app.get("/v1/files")
@@ -122,14 +125,17 @@ def _add_files(app: FastAPI, service: Service, reader: Any, writer: Any) -> None
     def delete_file(file_id: str, caller: Caller = writer) -> JSONResponse:
         if _file(service, caller, file_id).service_id != file_store.service_id:
             raise _not_here(file_id)  # else its row would go, and its bytes stay for good
-        maker = store.batch_of_file(caller.tenant, file_id)
-        if not store.delete_file(caller.tenant, file_id):
+        copy = _copy_of(service, caller, file_id)
+        with suppress(OSError):  # a full disk must not keep files from being deleted
+            file_store.mark(file_id, copy)
+        try:
+            found = store.delete_file(caller.tenant, file_id)
+        except InUseError:
+            file_store.unmark(file_id)
+            raise
+        file_store.remove(file_id, copy)
+        if not found:
             raise unknown("file", file_id)
-        file_store.remove(file_id)
-        if maker is not None:  # its job has published the same lines
-            output, errors = OPENAI
-            name = output if file_id == maker.output_file_id else errors
-            (file_store.output_of(maker.batch_id) / name).unlink(missing_ok=True)
         return JSONResponse({"id": file_id, "object": "file", "deleted": True})
 
 
@@ -167,6 +173,16 @@ def _file(service: Service, caller: Caller, file_id: str) -> StoredFile:
     if found is None:
         raise unknown("file", file_id)
     return found
+
+
+def _copy_of(service: Service, caller: Caller, file_id: str) -> Path | None:
+    """Of a file that a batch made: its job has published the same lines."""
+    maker = service.store.batch_of_file(caller.tenant, file_id)
+    if maker is None:
+        return None
+    output, errors = OPENAI
+    name = output if file_id == maker.output_file_id else errors
+    return service.file_store.output_of(maker.batch_id) / name
 
 
 def _not_here(file_id: str) -> ApiError:

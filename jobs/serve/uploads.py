@@ -82,7 +82,8 @@ class Upload:
             raise _no_form() from None
 
     def finish(self, file_store: FileStore, tenant: str, privacy: Privacy) -> StoredFile:
-        """Put the whole file in its place; the caller adds the row. Raises `ApiError`."""
+        """Put the whole file in its place, marked: the caller adds the row, and takes the mark
+        away then. Raises `ApiError`."""
         if not self.ended:
             raise ApiError(400, "the upload was cut off: send it again", "incomplete_upload")
         purpose = self.fields.get("purpose", b"").decode(errors="replace")
@@ -97,6 +98,7 @@ class Upload:
         self._file.close()
         name = privacy.label(tenant, self.filename or "upload.jsonl")
         file_id = new_id(FILE)
+        file_store.mark(file_id)
         file_store.keep(self.place, file_id)
         return StoredFile(
             *(file_id, tenant, Purpose.BATCH, name, self.size, self._hash.hexdigest()),

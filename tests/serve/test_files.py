@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import hashlib
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,6 +82,95 @@ def test_a_store_that_knows_no_file_of_the_folder_is_refused(served: Served) -> 
     with pytest.raises(UsageError, match="knows none of the 1 files"):
         file_store.check_store(served.store.file_ids("another"))
     assert file_store.path_of(file.id).exists()
+
+
+def next_start(served: Served) -> None:
+    """What the command does with the folder, once nobody uses it any more."""
+    file_store = FileStore(served.service.file_store.root)
+    known = served.store.file_ids(file_store.service_id)
+    file_store.check_store(known)
+    file_store.finish_changes(known)
+    file_store.sweep()
+    assert list(file_store.uploads.iterdir()) == []
+
+
+@contextmanager
+def killed_at(
+    monkeypatch: pytest.MonkeyPatch, place: object, name: str, after: bool = False
+) -> Iterator[None]:
+    """Meanwhile who calls the method dies, before or after it does its work."""
+    does = getattr(place, name)
+
+    class Killed(BaseException):
+        """No handler of errors runs."""
+
+    def dies(*args: object) -> None:
+        if after:
+            does(*args)
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place, name, dies)
+        with pytest.raises(openai.APIError):
+            yield
+
+
+def test_an_upload_killed_before_its_row_is_gone_at_the_next_start(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also the first one: a store that knows no file of the folder is refused otherwise."""
+    with killed_at(monkeypatch, served.store, "add_file"):
+        served.client().files.create(file=CONTENT, purpose="batch")
+    assert len(list(served.service.file_store.files.iterdir())) == 1
+    next_start(served)
+    assert list(served.service.file_store.files.iterdir()) == []
+
+
+def test_an_upload_killed_after_its_row_is_kept(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with killed_at(monkeypatch, served.store, "add_file", after=True):
+        served.client().files.create(file=CONTENT, purpose="batch")
+    next_start(served)
+    (file,) = served.client().files.list().data
+    assert served.client().files.content(file.id).read() == CONTENT
+
+
+@pytest.mark.parametrize("after_row", [True, False])
+def test_a_deletion_that_is_killed_deletes_all_or_nothing(
+    served: Served, monkeypatch: pytest.MonkeyPatch, after_row: bool
+) -> None:
+    client, file_store = served.client(), served.service.file_store
+    file = client.files.create(file=CONTENT, purpose="batch")
+    with killed_at(monkeypatch, served.store, "delete_file", after_row):
+        client.files.delete(file.id)
+    assert file_store.path_of(file.id).exists()
+    next_start(served)
+    assert [one.id for one in client.files.list().data] == [file.id] * (not after_row)
+    assert file_store.path_of(file.id).exists() is not after_row
+
+
+def test_the_jobs_copy_goes_with_a_file_whose_deletion_was_killed(served: Served) -> None:
+    file_store, file_id = served.service.file_store, "file-" + "0" * 31
+    copy = file_store.output_of("batch_" + "0" * 31) / "output.jsonl"
+    copy.parent.mkdir()
+    for path in (copy, file_store.path_of(file_id)):
+        path.write_bytes(CONTENT)
+    file_store.mark(file_id, copy)
+    next_start(served)
+    assert not copy.exists()
+    assert not file_store.path_of(file_id).exists()
+
+
+def test_another_stores_files_stay_whatever_was_cut_off(served: Served) -> None:
+    file_store = served.service.file_store
+    kept, cut_off = ("file-" + digit * 31 for digit in "01")
+    for file_id in (kept, cut_off):
+        file_store.path_of(file_id).write_bytes(CONTENT)
+    file_store.mark(cut_off)
+    with pytest.raises(UsageError, match="knows none of the 1 files"):
+        next_start(served)
+    assert len(list(file_store.files.iterdir())) == 2
 
 
 def test_a_full_disk_leaves_nothing_of_an_upload(
