@@ -76,11 +76,21 @@ class ChildProcess:
                 return
             log.warning("%s ended with %d; another is started", self._what, code)
             self._close_stdin()
-            if self._closing.wait(RESTART_SEC):
+            if not self._start_again():
                 return
-            self._process = self._start()
             if self._closing.is_set():
                 self._close_stdin()
+
+    def _start_again(self) -> bool:
+        """As soon as the machine lets it; False: it is closed before."""
+        while not self._closing.wait(RESTART_SEC):
+            try:
+                self._process = self._start()
+            except OSError as error:  # no memory, or too many processes
+                log.warning("%s cannot be started now; will retry: %s", self._what, error)
+            else:
+                return True
+        return False
 
 
 def end_with_parent() -> None:
