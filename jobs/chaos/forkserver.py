@@ -64,7 +64,7 @@ class ForkServer:
         with theirs:
             self._process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "specbatch.jobs.chaos.forkserver"),
+                    *(sys.executable, "-P", "-m", "specbatch.jobs.chaos.forkserver"),
                     *(str(theirs.fileno()), engine),
                 ],
                 env={**os.environ, **_ONE_THREAD},

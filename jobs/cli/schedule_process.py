@@ -37,7 +37,7 @@ class Processes:
     def start(self, attempt: Attempt) -> None:
         self._running = [one for one in self._running if one.poll() is None]
         process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
+            [sys.executable, "-P", "-m", __name__],  # no modules of the current folder
             stdin=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is the scheduler's to answer
         )

@@ -47,6 +47,20 @@ def test_inits_of_rooms_do_no_work() -> None:
             )
 
 
+def test_no_process_of_ours_imports_modules_of_the_current_folder() -> None:
+    """What lies there is not ours, and these processes get passwords."""
+    wrong = [
+        module.at(node.lineno)
+        for module in modules(*ROOMS)
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.List | ast.Tuple)
+        for words in [[getattr(word, "value", None) for word in node.elts]]
+        for before, word in zip([None, *words], words, strict=False)
+        if word in ("-m", "-c") and before != "-P"
+    ]
+    assert not wrong, f"start Python with -P: {wrong}"
+
+
 def test_only_commands_print() -> None:
     wrong = [
         module.at(node.lineno)
