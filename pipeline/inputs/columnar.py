@@ -41,6 +41,7 @@ from specbatch.pipeline.inputs.contract import (
 from specbatch.pipeline.inputs.kept import check_there, common_schema
 from specbatch.pipeline.inputs.limited import KilledError, LimitedProcess, LimitError
 from specbatch.pipeline.inputs.prompt_template import check_columns, columns_of, prompt_columns
+from specbatch.pipeline.inputs.text_files import check_unchanged
 from specbatch.pipeline.storage.object_store import ObjectInfo
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.errors import InputError, ObjectError
@@ -156,6 +157,10 @@ class ColumnarReader:
                 if not is_done:
                     self.close()
                 self._is_reading = False
+
+    def check_unchanged(self, info: ObjectInfo) -> None:
+        """Raise `InputError` if the file was written to since it was opened."""
+        check_unchanged(self._file, info)
 
     def release(self) -> LimitedProcess | None:
         """The process, if it is fit for another file of the same job."""
@@ -370,13 +375,15 @@ class ColumnarSource:
         killed_at: int | None = None
         while True:
             try:
-                with _damage_named(str(place)):
+                with _damage_named(place, reader):
                     stored = place.stored(columns)
                     for rows in reader.rows(place.number, stored, at_once, offset, MAX_ROW_BYTES):
+                        reader.check_unchanged(place.info)  # all its bytes are read by now
                         yield offset, place.whole(rows, columns)
                         offset += rows.batch.num_rows
                 break
             except LimitError as error:
+                reader.check_unchanged(place.info)
                 if isinstance(error, KilledError) and killed_at != offset:
                     killed_at = offset  # not by our limits: read the same rows once more
                     continue
@@ -385,6 +392,7 @@ class ColumnarSource:
                     return
                 at_once = max(1, at_once // _FEWER)
         if offset != max(skip, place.rows):
+            reader.check_unchanged(place.info)
             raise InputError(f"{place} has fewer rows than the file says; write the file again")
 
     def _raws(
@@ -728,11 +736,13 @@ def _is_sampling(kind: pa.DataType) -> bool:
 
 
 @contextmanager
-def _damage_named(what: str) -> Iterator[None]:
-    """Name the place where the reader or the store fails; our own errors pass through."""
+def _damage_named(place: _Group, reader: ColumnarReader) -> Iterator[None]:
+    """Name the place where the reader or the store fails; our own errors pass through. A file that
+    was written to meanwhile is not damaged."""
     try:
         yield
     except (DamagedError, OSError) as error:
-        raise InputError(f"{what} is damaged; write the file again, or leave it out") from error
+        reader.check_unchanged(place.info)
+        raise InputError(f"{place} is damaged; write the file again, or leave it out") from error
     except ObjectError as error:
         raise as_input_error(error) from error

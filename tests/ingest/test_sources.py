@@ -380,6 +380,30 @@ def test_a_jsonl_that_is_written_anew_while_it_is_read_is_noticed(
         list(batches)
 
 
+def write_columns(path: Path, prompts: list[str]) -> None:
+    """Row groups or record batches of ten rows, in the file that is there if there is one."""
+    table = pa.table({"prompt": prompts})
+    if path.suffix == ".parquet":
+        pq.write_table(table, path, row_group_size=10)
+        return
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=10)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize("rows", [3, 30])  # 30: groups of the same rows at the same places
+def test_a_columnar_file_that_is_written_anew_while_it_is_read_is_noticed(
+    tmp_path: Path, kind: str, rows: int
+) -> None:
+    path = tmp_path / f"a.{kind}"
+    write_columns(path, ["one of the old"] * 30)
+    batches = opened(path).read()
+    assert len(next(batches).rows) == 10
+    write_columns(path, ["one of the new"] * rows)
+    with pytest.raises(InputError, match=rf"{path} changed since this job began reading it"):
+        list(batches)
+
+
 def test_a_jsonl_whose_name_another_took_is_read_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
