@@ -6,6 +6,8 @@ the Parquet schema of a job's published part files, documented in `pipeline/outp
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pyarrow as pa
 
 from specbatch.schemas.provenance import TICK_KINDS
@@ -19,6 +21,19 @@ JSON_TEXT = {"specbatch_content": "json"}  # metadata of a kept column of many t
 def list_of(item: pa.DataType) -> pa.DataType:
     """A list without nulls."""
     return pa.list_(pa.field("item", item, nullable=False))
+
+
+def changed_within(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """The type with a change of its parts, in lists and structs too."""
+    types = pa.types
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(changed_within(field.type, change)) for field in kind])
+    if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
+        return change(kind)
+    item = kind.value_field.with_type(changed_within(kind.value_type, change))
+    if types.is_fixed_size_list(kind):
+        return pa.list_(item, kind.list_size)
+    return pa.large_list(item) if types.is_large_list(kind) else pa.list_(item)
 
 
 def _schema(*fields: pa.Field) -> pa.Schema:

@@ -44,6 +44,7 @@ from specbatch.pipeline.inputs.prompt_template import check_columns, columns_of,
 from specbatch.pipeline.inputs.text_files import check_unchanged
 from specbatch.pipeline.storage.object_store import ObjectInfo
 from specbatch.pipeline.storage.objects import Objects
+from specbatch.schemas.arrow import changed_within
 from specbatch.schemas.errors import InputError, ObjectError
 from specbatch.schemas.records import SourcePosition
 from specbatch.schemas.spec import InputSpec
@@ -675,7 +676,10 @@ def plain_cells(column: pa.Array) -> list[Any]:
     files of this machine. A float32 is the number that its shortest text names: 0.1, where the
     nearest float64 is 0.10000000149011612.
     """
-    kind, texts = _changed(column.type, _in_python), _changed(column.type, _float_as_text)
+    kind, texts = (
+        changed_within(column.type, _in_python),
+        changed_within(column.type, _float_as_text),
+    )
     try:
         for wanted in (texts, kind):
             if wanted != column.type:
@@ -700,18 +704,6 @@ def _in_python(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_time64(kind):
         return pa.time64("us")
     return pa.duration("us") if pa.types.is_duration(kind) else kind
-
-
-def _changed(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
-    """The type with a change of its parts, in lists and structs too."""
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_changed(field.type, change)) for field in kind])
-    if not is_list(kind):
-        return change(kind)
-    item = kind.value_field.with_type(_changed(kind.value_type, change))
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(item, kind.list_size)
-    return pa.large_list(item) if pa.types.is_large_list(kind) else pa.list_(item)
 
 
 def _text(value: bytes) -> str | bytes:

@@ -43,6 +43,15 @@ def field_of(name: str, kinds: set[str]) -> pa.Field:
 
 
 def column_of(values: list[Any], field: pa.Field) -> pa.Array:
+    """The column of a field that rows have. A value that is nested too deep to be written is null:
+    orjson writes 254 levels, and reads 1,024."""
     if field.metadata:
-        values = [None if v is None else orjson.dumps(v).decode() for v in values]
+        values = [None if value is None else _text(value) for value in values]
     return pa.array(values, field.type)
+
+
+def _text(value: Any) -> str | None:
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError:
+        return None

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from specbatch.pipeline.outputs.tool_calls import calls_in
+from specbatch.pipeline.outputs.values import values_of
 from specbatch.schemas import arrow
 from specbatch.schemas.errors import InputError
 from specbatch.schemas.privacy import NOT_KEPT
@@ -175,24 +176,10 @@ def _write_jsonl(path: Path, pieces: Iterator[_Piece], own: Columns, more: pa.Sc
 
 def _plain(kept: pa.RecordBatch, json_text: Sequence[str]) -> list[dict[str, Any]]:
     """Rows as JSON can have them. Columns of JSON text are values again."""
-    columns = {name: _values(kept.column(name)) for name in kept.schema.names}
+    columns = {name: values_of(kept.column(name)) for name in kept.schema.names}
     for name in json_text:
         columns[name] = [None if v is None else orjson.Fragment(v) for v in columns[name]]
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
-
-
-def _values(column: pa.Array) -> list[Any]:
-    try:
-        return list(column.to_pylist())
-    except UnicodeDecodeError:  # a file may say that any bytes are text
-        return [_readable(cell) for cell in column]
-
-
-def _readable(cell: pa.Scalar) -> Any:
-    try:
-        return cell.as_py()
-    except UnicodeDecodeError:
-        return None
 
 
 def as_text(value: Any) -> str:

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from specbatch.pipeline.outputs.outputs import Manifest
+from specbatch.pipeline.outputs.values import values_of
 from specbatch.pipeline.storage.objects import Objects, join
 from specbatch.schemas.errors import ObjectError
 from specbatch.schemas.exports import WrittenFile
@@ -65,7 +66,12 @@ def read_rows(
                 yield from (chosen(row, columns) for row in _lines(file, part))
                 continue
             for batch in _batches(file, part, columns):
-                yield from batch.to_pylist()
+                yield from _of_columns(batch)
+
+
+def _of_columns(batch: pa.RecordBatch) -> Iterator[Row]:
+    names, columns = batch.schema.names, map(values_of, batch.columns)
+    return (dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True))
 
 
 def compared_rows(objects: Objects, uri: str, manifest: Manifest) -> Iterator[ComparedRow]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import decimal
+import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -24,6 +25,7 @@ from specbatch.pipeline.inputs.kept import (
 from specbatch.pipeline.inputs.sources import open_source
 from specbatch.pipeline.outputs.outputs import OutputWriter, read_output
 from specbatch.pipeline.outputs.parts import Kept
+from specbatch.pipeline.outputs.rows import read_rows
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.arrow import OUTPUT
 from specbatch.schemas.errors import InputError, OutputError
@@ -208,6 +210,53 @@ def test_json_lines_have_them_as_json_can(tmp_path: Path) -> None:
         "at": "2026-01-01T03:00:00+00:00", "kind": "a", "blob": "A/8=",
         "nested": {"x": [3], "y": None}, "map": [["k", 3]], "none": None,
     }  # fmt: skip
+
+
+# What Python, and so JSON, does not have, behind a value that it has: and what becomes of both.
+ODD = {
+    "day": (pa.array([0, 2_932_897], pa.date32()), ["1970-01-01", None]),
+    "never": (pa.array([0, 2**63 - 1], pa.timestamp("us")), ["1970-01-01T00:00:00", None]),
+    "twice": (pa.StructArray.from_arrays([pa.array([1, None])] * 2, ["a", "a"]), [None, None]),
+    "fine": (
+        pa.array([1, 2_001], pa.timestamp("ns")),
+        ["1970-01-01T00:00:00", "1970-01-01T00:00:00.000002"],
+    ),
+    "listed": (
+        pa.array([[1_001], None], pa.list_(pa.time64("ns"))),
+        [["00:00:00.000001"], None],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_what_python_does_not_have_is_null_in_json_and_for_readers(
+    tmp_path: Path, kind: OutputFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)  # which has nanoseconds
+    columns = {name: cells for name, (cells, _) in ODD.items()}
+    path, to = tmp_path / "in.parquet", str(tmp_path / "out")
+    pq.write_table(pa.table({"prompt": ["a", "b"], **columns}), path)
+    source = open_source(InputSpec(uri=str(path)), Objects())
+    schema = kept_schema(source, tuple(ODD))
+    manifest = OutputWriter(Objects(), to, "job", kind=kind).write(
+        [completion(0), completion(1)], (), kept=Kept(schema, source.kept_rows(schema))
+    )
+    rows = orjson.loads(orjson.dumps(list(read_rows(Objects(), to, manifest, tuple(ODD)))))
+    assert {name: [row[name] for row in rows] for name in ODD} == {
+        name: values for name, (_, values) in ODD.items()
+    }
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_field_that_is_nested_too_deep_is_null(tmp_path: Path, kind: OutputFormat) -> None:
+    rows = [b'{"id":"r0","deep":[1]}', b'{"id":"r1","deep":' + b"[" * 300 + b"]" * 300 + b"}"]
+    rows += [orjson.dumps({"id": f"r{i}"}) for i in range(2, ROWS)]
+    spec = jsonl(tmp_path / "in.jsonl", list(rows))
+    written(spec, tmp_path / "out", ("deep",), kind)
+    found = {
+        row["row_index"]: row["deep"] for row in read_output(str(tmp_path / "out")).to_pylist()
+    }
+    assert found == dict.fromkeys(range(1, ROWS)) | {0: [1] if kind == "jsonl" else "[1]"}
 
 
 def test_an_output_of_json_lines_is_read_with_them(tmp_path: Path) -> None:
