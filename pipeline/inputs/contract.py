@@ -7,7 +7,7 @@ how they are grouped (`planner.py`).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -166,6 +166,22 @@ def files_from(files: list[ObjectInfo], start: SourcePosition | None) -> list[Ob
     raise InputError(
         f"{start.uri} is gone since this job began reading it; put it back, or submit a new job"
     )
+
+
+def check_same_files(
+    files: list[ObjectInfo], report: Mapping[str, Any], start: SourcePosition | None = None
+) -> None:
+    """Raise `InputError` unless these are the files that the job of this report began to read.
+
+    `start`: where it reads on, if it does; the error names that file where it is another one.
+    """
+    known = report.get(INPUT_FILES)
+    if known is not None and known != files_digest(files):
+        files_from(files, start)
+        raise InputError(
+            "files of the input were added, removed or changed since this job began reading it; "
+            "make them as they were and use `specbatch retry`, or submit a new job"
+        )
 
 
 def changed_since(uri: str) -> InputError:

@@ -6,12 +6,11 @@ changed meanwhile is refused. One batch is in memory at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 
-from specbatch.pipeline.inputs.contract import INPUT_FILES, Source, files_digest
+from specbatch.pipeline.inputs.contract import Source
 from specbatch.pipeline.storage.object_store import ObjectInfo
 from specbatch.schemas import arrow
 from specbatch.schemas.errors import InputError
@@ -83,13 +82,3 @@ def _unlike(first: ObjectInfo, one: pa.Schema, second: ObjectInfo, other: pa.Sch
     name = next(n for n in one.names if one.field(n).type != other.field(n).type)
     types = f"{one.field(name).type} in {first.uri}, and {other.field(name).type} in {second.uri}"
     return f"column `{name}` cannot be kept: it is {types}; make them the same, or leave it out"
-
-
-def check_same_files(source: Source, report: Mapping[str, Any]) -> None:
-    """Raise `InputError` unless these are the files that the job began to read."""
-    known = report.get(INPUT_FILES)
-    if known is not None and known != files_digest(source.files):
-        raise InputError(
-            "files of the input were added, removed or changed since this job began reading it, "
-            "and output.keep_columns needs them; make them as they were and use `specbatch retry`"
-        )

@@ -102,7 +102,7 @@ def _begin(context: StageContext, work: JobWork, job: JobRow, spec: JobSpec) -> 
     verifier, proposer = check_models(context.models, spec)
     context.store.pin_models(work.lease, models_of(spec, verifier, proposer))
     OutputWriter(context.objects, spec.output.uri, job.job_id).claim()
-    source, pinned = open_checked(context, work.lease, job, spec)
+    source, pinned = open_checked(context, work, job, spec)
     if spec.sampling.max_tokens >= verifier.context_tokens:
         context.store.note_report(work.lease, {CONTEXT_TOKENS: verifier.context_tokens})
     context.drafting.prepare(work.lease, job, spec, vocabulary_digest(verifier))

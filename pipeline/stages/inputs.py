@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from specbatch.pipeline.inputs.contract import INPUT_FILES, Source, files_digest
+from specbatch.pipeline.inputs.contract import (
+    INPUT_FILES,
+    Source,
+    check_same_files,
+    files_digest,
+)
 from specbatch.pipeline.inputs.sources import open_source
 from specbatch.pipeline.stages.context import StageContext
 from specbatch.pipeline.stages.kept_columns import check_kept
 from specbatch.pipeline.stages.lineage import input_facts
 from specbatch.pipeline.stages.tables import input_of, pinned_snapshot, prepare_table
-from specbatch.schemas.records import JobRow, Lease
-from specbatch.schemas.spec import JobSpec
+from specbatch.schemas.records import JobRow, JobWork
+from specbatch.schemas.spec import InputSpec, JobSpec
 
 
 def open_checked(
-    context: StageContext, lease: Lease, job: JobRow, spec: JobSpec
+    context: StageContext, work: JobWork, job: JobRow, spec: JobSpec
 ) -> tuple[Source, dict[str, str]]:
     """The input, and what the job's report keeps of it: its files, and a table's snapshot.
 
@@ -21,15 +26,22 @@ def open_checked(
     has changed, and `ObjectError`.
     """
     given = input_of(context, job, spec)
-    source = open_source(given, context.objects, context.reader_bytes)
+    source = _opened(context, given, work, job)
     source.check()
-    check_kept(source, job, spec)
+    check_kept(source, spec)
     prepare_table(context, spec, source)
     if context.tells_lineage:
-        context.store.note_report(lease, input_facts(source, spec.input).noted())
+        context.store.note_report(work.lease, input_facts(source, spec.input).noted())
     return source, {INPUT_FILES: files_digest(source.files)} | pinned_snapshot(given)
 
 
-def open_again(context: StageContext, job: JobRow, spec: JobSpec) -> Source:
+def open_again(context: StageContext, work: JobWork, job: JobRow, spec: JobSpec) -> Source:
     """The input once more. Raises as `open_checked` does."""
-    return open_source(input_of(context, job, spec), context.objects, context.reader_bytes)
+    return _opened(context, input_of(context, job, spec), work, job)
+
+
+def _opened(context: StageContext, given: InputSpec, work: JobWork, job: JobRow) -> Source:
+    source = open_source(given, context.objects, context.reader_bytes)
+    if work.cursor is not None:  # where nothing was stored of it, it may have been mended
+        check_same_files(source.files, job.report, work.cursor)
+    return source

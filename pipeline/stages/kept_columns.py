@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from specbatch.pipeline.inputs.contract import Source
-from specbatch.pipeline.inputs.kept import (
-    check_same_files,
-    kept_schema,
-)
+from specbatch.pipeline.inputs.contract import Source, check_same_files
+from specbatch.pipeline.inputs.kept import kept_schema
 from specbatch.pipeline.inputs.sources import open_source
 from specbatch.pipeline.outputs.parts import Kept
 from specbatch.pipeline.stages.context import StageContext
@@ -18,11 +15,9 @@ from specbatch.schemas.records import JobRow
 from specbatch.schemas.spec import JobSpec
 
 
-def check_kept(source: Source, job: JobRow, spec: JobSpec) -> None:
-    """Raises `InputError` for columns that cannot be kept, and if the files have changed: they are
-    read again at the end."""
+def check_kept(source: Source, spec: JobSpec) -> None:
+    """Raises `InputError` for columns that cannot be kept."""
     if spec.output.keep_columns:
-        check_same_files(source, job.report)
         _schema_of(source, spec)
 
 
@@ -32,7 +27,7 @@ def kept_columns(context: StageContext, job: JobRow, spec: JobSpec) -> Kept | No
         return None
     given = input_of(context, job, spec)
     source = open_source(given, context.objects, context.reader_bytes)
-    check_same_files(source, job.report)
+    check_same_files(source.files, job.report)
     schema = _schema_of(source, spec)
     return Kept(schema, source.kept_rows(schema)) if schema.names else None
 

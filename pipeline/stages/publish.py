@@ -171,7 +171,7 @@ class _Unread:
 
     def __iter__(self) -> Iterator[PlannedGroup]:
         context, spec = self.context, self.spec
-        source = open_again(context, self.job, spec)
+        source = open_again(context, self.work, self.job, spec)
         self.format = source.format
         checker = context.checker(spec, context.models(spec.verifier))
         yield from plan(source, checker, spec.group_size, self.work.cursor, self.work.next_row)

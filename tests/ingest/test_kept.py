@@ -17,11 +17,7 @@ import pytest
 from ingest.making import completion
 
 from specbatch.pipeline.inputs.column_types import plainly
-from specbatch.pipeline.inputs.contract import INPUT_FILES, files_digest
-from specbatch.pipeline.inputs.kept import (
-    check_same_files,
-    kept_schema,
-)
+from specbatch.pipeline.inputs.kept import kept_schema
 from specbatch.pipeline.inputs.sources import open_source
 from specbatch.pipeline.outputs.outputs import OutputWriter, read_output
 from specbatch.pipeline.outputs.parts import Kept
@@ -348,13 +344,3 @@ def test_one_batch_is_read_at_a_time_and_no_more_than_needed() -> None:
 def test_many_samples_of_large_rows_are_written_a_few_at_a_time() -> None:
     large = pa.RecordBatch.from_pydict({"x": ["y" * (4 << 20)] * 2})
     assert Kept(large.schema, iter([large])).loaded_for(completion(0)).rows_at_once in (7, 8)
-
-
-def test_files_that_changed_are_refused(tmp_path: Path) -> None:
-    spec = parquet(tmp_path / "in")
-    report = {INPUT_FILES: files_digest(open_source(spec, Objects()).files)}
-    check_same_files(open_source(spec, Objects()), report)
-    check_same_files(open_source(spec, Objects()), {})  # nothing was read before
-    (tmp_path / "in" / "1.parquet").unlink()
-    with pytest.raises(InputError, match="were added, removed or changed"):
-        check_same_files(open_source(spec, Objects()), report)

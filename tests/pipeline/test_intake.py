@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +119,72 @@ def test_another_worker_goes_on_from_the_cursor(store: Store, uri: Path, tmp_pat
             first.do(Stage.INGEST, job_id)
     table = read_output(str(tmp_path / "out"))
     assert table["id"].to_pylist() == [f"row-{i}" for i in range(GROUPS * 4)]
+
+
+def change_first(folder: Path) -> None:
+    write_rows(folder / "a.jsonl", "changed")
+
+
+def change_last(folder: Path) -> None:
+    write_rows(folder / "c.jsonl", "changed")
+
+
+def change_current(folder: Path) -> None:
+    write_rows(folder / "b.jsonl", "changed")
+
+
+def add(folder: Path) -> None:
+    write_rows(folder / "d.jsonl", "d")
+
+
+def remove(folder: Path) -> None:
+    (folder / "c.jsonl").unlink()
+
+
+def write_rows(path: Path, word: str) -> None:
+    rows = [{"id": f"{word}{i}", "prompt": f"prompt {i}"} for i in range(16)]
+    path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+
+
+@pytest.mark.parametrize("change", [change_first, change_current, change_last, add, remove])
+def test_another_worker_reads_on_only_in_the_files_that_the_first_one_read(
+    store: Store, tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for word in "abc":
+        write_rows(folder / f"{word}.jsonl", word)
+    with one_thread(store, tmp_path, max_open_groups=6) as first:
+        job_id = first.submit(folder, tmp_path / "out").job_id
+        first.run(most=1)
+        assert first.client.job(job_id).paused
+        change(folder)
+        with one_thread(store, tmp_path, max_open_groups=6) as second:
+            second.messages.extend(first.messages)
+            second.run()
+            ended = second.client.job(job_id)
+    assert ended.state is JobState.FAILED
+    assert "changed since this job began reading it" in (ended.error or "")
+    assert ("b.jsonl" in (ended.error or "")) is (change is change_current)
+
+
+def test_an_input_of_which_nothing_was_read_may_be_mended(store: Store, tmp_path: Path) -> None:
+    """Its columns are kept, too: they are those of the files as they are now."""
+    path = tmp_path / "in.parquet"
+    pq.write_table(pa.table({"id": ["a", "b"], "prompt": ["one", "two"], "k": [1, 2]}), path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:4] + bytes(60) + whole[64:])  # its columns are read, and no row
+    with one_thread(store, tmp_path) as bed:
+        spec = bed.spec(path, tmp_path / "out")
+        output = spec.output.model_copy(update={"keep_columns": ("k",)})
+        job_id = bed.client.submit(spec.model_copy(update={"output": output}))[0].job_id
+        bed.run()
+        assert "is damaged; write the file again" in (bed.client.job(job_id).error or "")
+        path.write_bytes(whole)
+        bed.client.retry(job_id)
+        bed.run()
+        assert bed.client.job(job_id).state is JobState.DONE
+    assert read_output(str(tmp_path / "out"))["k"].to_pylist() == [1, 2]
 
 
 @pytest.mark.parametrize(

@@ -277,6 +277,22 @@ def test_an_input_that_went_away_costs_the_remainder_and_not_the_output(
         assert manifest.remainder[0].rows > 0, "the groups that were read are in it"
 
 
+def test_a_remainder_has_no_rows_of_an_input_that_changed(store: Store, tmp_path: Path) -> None:
+    """Not even of files that were added after those that were read."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    uri = write_input(folder / "a.parquet")
+    with one_thread(store, tmp_path, max_open_groups=2) as bed:
+        job = submit(bed, folder, tmp_path / "out")
+        bed.run(most=3)
+        bed.client.cancel(job.job_id)
+        (folder / "b.parquet").write_bytes(uri.read_bytes())
+        bed.run()
+        ended = bed.client.job(job.job_id)
+    assert ended.state is JobState.CANCELLED
+    assert "files of the input were added, removed or changed" in (ended.error or "")
+
+
 def test_an_input_out_of_reach_for_a_while_is_waited_for(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
