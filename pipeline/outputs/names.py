@@ -60,6 +60,17 @@ def is_within(name: str) -> bool:
     return not re.search(r"[/\\]", name.removeprefix(f"{DATA_FOLDER}/"))
 
 
+def around(uri: str) -> list[str]:
+    """The locations in whose data folder this one would lie."""
+    scheme, mark, path = uri.rpartition("://")
+    parts = path.split("/")
+    return [
+        scheme + mark + ("/".join(parts[:at]) or ("/" if at else "."))
+        for at in range(1 if scheme else 0, len(parts))  # the first of a store is its bucket
+        if parts[at] == DATA_FOLDER
+    ]
+
+
 def remainder_name(job_id: str) -> str:
     """The name without its ending."""
     return f"remainder-{job_id}"

@@ -55,6 +55,7 @@ from specbatch.pipeline.outputs.names import (
     MARKER,
     OPENAI,
     STAGING,
+    around,
     is_part,
     is_read_as_data,
     owner_of,
@@ -173,8 +174,24 @@ class OutputWriter:
             raise OutputError(f"output {self._uri} is a file; name a folder")
         owner = owner_of(self._objects, self._uri)
         if owner is None:
+            self._refuse_places_within_another()
             self._refuse_foreign_files()
         return owner
+
+    def _refuse_places_within_another(self) -> None:
+        """One job would delete the parts of the other, or who reads them would read both."""
+        for place in around(self._uri):
+            try:
+                owner = owner_of(self._objects, place)
+            except ObjectError as error:
+                if error.passing:
+                    raise
+                continue  # who may not look there has no output there
+            if owner is not None:
+                raise OutputError(
+                    f"output {self._uri} lies in the data of output {place}, which holds job "
+                    f"{owner}: choose another location"
+                )
 
     def _taken(self, owner: str | None) -> OutputError:
         if str(owner).startswith(PICK):
@@ -368,8 +385,14 @@ class OutputWriter:
             self._objects.delete(join(self._uri, name))
 
     def _refuse_foreign_files(self) -> None:
-        reserved = (MANIFEST, *OPENAI, MALFORMED)
-        taken = [n for n in self._names() if n in reserved or is_part(n) or is_read_as_data(n)]
+        reserved, names = (MANIFEST, *OPENAI, MALFORMED), self._names()
+        for name in names:
+            if name.startswith(f"{DATA_FOLDER}/") and name.endswith(f"/{MARKER}"):
+                raise OutputError(
+                    f"the data of output {self._uri} would be where another job has its output: "
+                    f"{join(self._uri, name)} says so; choose another location"
+                )
+        taken = [n for n in names if n in reserved or is_part(n) or is_read_as_data(n)]
         if taken:
             raise OutputError(
                 f"output {self._uri} already holds {min(taken)}, not written by this job; "

@@ -189,6 +189,31 @@ def test_output_files_without_a_marker_are_refused(place: tuple[Objects, str], n
         OutputWriter(objects, uri, "job-a").claim()
 
 
+@pytest.mark.parametrize("within", ["data", "data/", "data/more", "data/data"])
+def test_an_output_within_the_data_of_another_is_refused(
+    place: tuple[Objects, str], within: str
+) -> None:
+    objects, uri = place
+    OutputWriter(objects, uri, "job-a").claim()
+    inner = OutputWriter(objects, f"{uri}/{within}", "job-b")
+    for refuse in (inner.check, inner.claim):
+        with pytest.raises(OutputError, match=f"lies in the data of output {uri}, .* job job-a:"):
+            refuse()
+    OutputWriter(objects, f"{uri}/data2", "job-b").claim()
+
+
+@pytest.mark.parametrize("within", ["data", "data/more"])
+def test_an_output_whose_data_would_be_in_that_of_another_is_refused(
+    place: tuple[Objects, str], within: str
+) -> None:
+    objects, uri = place
+    OutputWriter(objects, f"{uri}/{within}", "job-b").claim()
+    outer = OutputWriter(objects, uri, "job-a")
+    for refuse in (outer.check, outer.claim):
+        with pytest.raises(OutputError, match="would be where another job has its output"):
+            refuse()
+
+
 def test_unrelated_files_do_not_stand_in_the_way(place: tuple[Objects, str]) -> None:
     objects, uri = place
     for name in ("notes.txt", "prompts.parquet", "data/.DS_Store", "data2/rows.parquet"):
