@@ -129,6 +129,11 @@ def _check_named(spec: TableSpec, wanted: pa.Schema) -> None:
                     f"output.table.{what} names column `{column}`, which the output does not have; "
                     f"it has {', '.join(wanted.names)}"
                 )
+            if pa.types.is_nested(kind := wanted.field(column).type):
+                raise OutputError(
+                    f"output.table.{what} names column `{column}`, which is {kind}: name columns "
+                    "of text, numbers or times"
+                )
 
 
 def _nullable_no(schema: pa.Schema) -> list[str]:
@@ -216,11 +221,11 @@ def _try(spec: TableSpec, objects: Objects, commit: Commit, rows: _Rows) -> Comm
     if snapshot is not None or (not is_known and not count):
         return Committed(count, snapshot)
     is_merge = spec.mode == "merge"
-    if is_merge:
-        rows.check_key()
     there = _schema_of(spec, table)
     target = pa.schema([there.field(name) for name in rows.wanted.names]) if is_merge else there
     target = target.remove_metadata()
+    if is_merge:
+        rows.check_key(target)
     if spec.kind == DELTA:
         batches = (target, lambda: rows.batches(target))
         if is_merge:
@@ -273,11 +278,14 @@ class _Rows:
         if not made:
             yield target.empty_table()
 
-    def check_key(self) -> None:
-        """Raise `OutputError` where two rows have one key, or a row has none."""
+    def check_key(self, target: pa.Schema) -> None:
+        """Raise `OutputError` where two rows have one key as the table has it, or a row has none.
+        Times that differ may be one in the table."""
         key = list(self.spec.key)
         stored = [name for name in key if name != JOB_COLUMN]
-        found = pa.Table.from_batches(self._finished([*stored, "finish_reason"]))
+        kinds = pa.schema([(name, target.field(name).type) for name in stored])
+        batches = self._finished(list(dict.fromkeys([*stored, "finish_reason"])))
+        found = pa.concat_tables([kinds.empty_table(), *(self._as(kinds, b) for b in batches)])
         for name in stored:
             if found.column(name).null_count:
                 raise OutputError(

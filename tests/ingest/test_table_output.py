@@ -17,6 +17,7 @@ from ingest.making import completion, make_spec, write_parquet
 
 from specbatch.pipeline.inputs.sources import open_source
 from specbatch.pipeline.outputs.outputs import Manifest, OutputWriter, read_manifest
+from specbatch.pipeline.outputs.parts import Kept
 from specbatch.pipeline.outputs.table_output import commit_rows, prepare, table_schema
 from specbatch.pipeline.stages.remainder import write_remainder
 from specbatch.pipeline.stages.tables import check_key, prepare_table
@@ -144,6 +145,51 @@ def test_a_key_that_names_no_row_is_refused(tmp_path: Path, key: list[str], word
     rows = [completion(0, proposer=None), completion(0, 1, proposer=None)]
     with pytest.raises(OutputError, match=words):
         publish(tmp_path, table, rows)
+
+
+def test_a_key_that_cannot_be_compared_is_refused_before_the_job(tmp_path: Path) -> None:
+    uri = str(tmp_path / "t")
+    spec = TableSpec(uri=uri, mode="merge", key=("token_ids",))
+    with pytest.raises(OutputError, match=r"key names column `token_ids`, which is list<.*: name"):
+        prepare(spec, Objects(), OUTPUT, makes=False)
+    with pytest.raises(OutputError, match="partition_by names column `token_ids`, which is list"):
+        prepare(TableSpec(uri=uri, partition_by=("token_ids",)), Objects(), OUTPUT, makes=False)
+
+
+def publish_kept(folder: Path, spec: TableSpec, cells: pa.Array) -> int:
+    """Publish rows whose kept column `k` has these cells; how many the table has then."""
+    uri, kept = str(folder / "out"), pa.RecordBatch.from_arrays([cells], ["k"])
+
+    def commit(parts: Sequence[Any]) -> dict[str, Any]:
+        return {"table": commit_rows(spec, Objects(), JOB, uri, parts).rows}
+
+    rows = [completion(row) for row in range(len(cells))]
+    OutputWriter(Objects(), uri, JOB).write(
+        rows, [], commit=commit, kept=Kept(kept.schema, iter([kept]))
+    )
+    return len(rows_of(Path(spec.uri)))
+
+
+def test_keys_are_compared_as_the_table_has_them(tmp_path: Path) -> None:
+    spec = TableSpec(uri=str(tmp_path / "t"), mode="merge", key=("k",))
+    times = pa.array([1_001, 1_002], pa.timestamp("ns"))
+    with pytest.raises(OutputError, match="two rows have the same k, which is"):
+        publish_kept(tmp_path, spec, times)
+    assert rows_of(tmp_path / "t") == []
+
+
+def test_a_key_of_many_words_may_be_a_dictionary(tmp_path: Path) -> None:
+    """More than are read at once: each batch has a dictionary of its own."""
+    spec = TableSpec(uri=str(tmp_path / "t"), mode="merge", key=("k", "id"))
+    words = pa.array([f"w{i % 3000}" for i in range(9000)]).dictionary_encode()
+    assert publish_kept(tmp_path, spec, words) == 9000
+
+
+def test_a_key_may_have_the_reason_of_the_end(tmp_path: Path) -> None:
+    spec = TableSpec(
+        uri=str(tmp_path / "t"), mode="merge", key=("finish_reason", "id", "sample_index")
+    )
+    assert committed(publish(tmp_path, spec)) == (3, 1)
 
 
 @pytest.mark.parametrize("uri", ["/t", "iceberg://nights/lake.t"])
