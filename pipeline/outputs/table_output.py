@@ -229,7 +229,8 @@ def _try(spec: TableSpec, objects: Objects, commit: Commit, rows: _Rows) -> Comm
     if spec.kind == DELTA:
         batches = (target, lambda: rows.batches(target))
         if is_merge:
-            return Committed(count, delta.merge(spec.uri, table, commit, *batches, spec.key))
+            made = delta.merge(spec.uri, table, commit, *batches, is_known, spec.key)
+            return Committed(count, made)
         return Committed(count, delta.append(spec.uri, table, commit, *batches, is_known))
     key = spec.key if is_merge else ()
     made = iceberg.write(spec.uri, table, commit, lambda: rows.tables(target), is_known, key)

@@ -323,21 +323,32 @@ def merge(
     commit: Commit,
     schema: pa.Schema,
     rows: Callable[[], Iterator[pa.RecordBatch]],
+    replaces: bool,
     key: Sequence[str],
 ) -> int:
-    """The same as an upsert: a row replaces the one that has the same key."""
+    """The same as an upsert: a row replaces the one that has the same key. `replaces`: also those
+    that the job has committed before, whatever their keys."""
     import pyarrow as pa
 
     reader = pa.RecordBatchReader.from_batches(schema, rows())
     same = " AND ".join(f"target.`{name}` = source.`{name}`" for name in key)
     with _commit_errors(uri):
-        table.merge(
-            reader,
-            predicate=same,
-            source_alias="source",
-            target_alias="target",
-            commit_properties=_properties(commit),
-        ).when_matched_update_all().when_not_matched_insert_all().execute()
+        merger = (
+            table.merge(
+                reader,
+                predicate=same,
+                source_alias="source",
+                target_alias="target",
+                commit_properties=_properties(commit),
+            )
+            .when_matched_update_all()
+            .when_not_matched_insert_all()
+        )
+        if replaces:
+            merger = merger.when_not_matched_by_source_delete(
+                f"target.`{JOB_COLUMN}` = '{commit.job_id}'"
+            )
+        merger.execute()
     return table.version()
 
 

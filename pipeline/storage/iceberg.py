@@ -6,7 +6,7 @@ decoded by the readers of `pipeline/inputs`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -262,8 +262,8 @@ def write(
     replaces: bool,
     key: Sequence[str] = (),
 ) -> int:
-    """Commit rows in one transaction: appended, merged by a key, or in the place of those that the
-    job has committed before.
+    """Commit rows in one transaction: appended, or merged by a key. `replaces`: in the place of
+    those that the job has committed before.
 
     Returns the snapshot. Raises `UsageError`, and `ObjectError` where another try may help.
     """
@@ -278,7 +278,8 @@ def write(
     try:
         with out_of_reach(uri), table.transaction() as transaction:
             if key:
-                _merge(transaction, table, pa.concat_tables(tables()), list(key), properties)
+                rows = pa.concat_tables(tables())
+                _merge(transaction, table, rows, list(key), commit, replaces)
             else:
                 if replaces:
                     ours = f"{JOB_COLUMN} == '{commit.job_id}'"
@@ -300,9 +301,11 @@ def _merge(
     table: Table,
     ours: pa.Table,
     key: list[str],
-    properties: Mapping[str, str],
+    commit: Commit,
+    replaces: bool,
 ) -> None:
     """A row replaces the one with its key, and keeps what that has in columns that ours lack.
+    `replaces`: the job's earlier rows with other keys go.
 
     Here one column of the key selects the rows to be read and deleted, and those of them with
     another key are written again. The library's `upsert` makes a condition of each row for a key of
@@ -312,33 +315,37 @@ def _merge(
     """
     import pyarrow as pa
     import pyarrow.compute as pc
-    from pyiceberg.expressions import In
+    from pyiceberg.expressions import EqualTo, In, Or
 
-    if not ours.num_rows:
-        return
     by = max(key, key=lambda name: pc.count_distinct(ours.column(name)).as_py())
     values = pc.unique(ours.column(by)).to_pylist()
     alike = In(by, values)  # type: ignore[call-arg]  # mypy takes its fields for its parameters
+    if replaces:
+        alike = Or(alike, EqualTo(JOB_COLUMN, commit.job_id))
     theirs = table.scan(row_filter=alike).to_arrow()
     at = _matches(ours.select(key), theirs.select(key))
-    replaced = at.drop_null()
     columns = [
         ours.column(name) if name in ours.column_names else theirs.column(name).take(at)
         for name in theirs.column_names
     ]
     rows = pa.Table.from_arrays(columns, names=theirs.column_names).cast(theirs.schema)
-    if len(replaced):
-        is_kept = pc.invert(pc.is_in(pa.array(range(theirs.num_rows)), value_set=replaced))
-        rows = pa.concat_tables([theirs.filter(is_kept), rows])
-        transaction.delete(alike, snapshot_properties=dict(properties))
-    transaction.append(rows, snapshot_properties=dict(properties))
+    is_gone = pc.is_in(pa.array(range(theirs.num_rows), pa.int64()), value_set=at.drop_null())
+    if replaces:
+        earlier = pc.is_in(theirs.column(JOB_COLUMN), value_set=pa.array([commit.job_id]))
+        is_gone = pc.or_(is_gone, earlier)
+    if pc.any(is_gone).as_py():
+        rows = pa.concat_tables([theirs.filter(pc.invert(is_gone)), rows])
+        transaction.delete(alike, snapshot_properties=commit.properties)
+    transaction.append(rows, snapshot_properties=commit.properties)
 
 
 def _matches(ours: pa.Table, theirs: pa.Table) -> pa.Array:
     """For each of our keys, of which no two are equal, the number of their row with it, or null."""
     import pyarrow as pa
 
-    left = ours.cast(theirs.schema).append_column(_OUR_ROW, pa.array(range(ours.num_rows)))
+    left = ours.cast(theirs.schema).append_column(
+        _OUR_ROW, pa.array(range(ours.num_rows), pa.int64())
+    )
     right = theirs.append_column(_THEIR_ROW, pa.array(range(theirs.num_rows), pa.int64()))
     found = left.join(right, keys=ours.column_names, join_type="left outer").sort_by(_OUR_ROW)
     if found.num_rows > ours.num_rows:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -130,6 +130,40 @@ def test_merging_replaces_rows_with_the_same_key(tmp_path: Path) -> None:
         (5, 0, "text 5/0", "b"),
     ]  # fmt: skip
     assert committed(publish(tmp_path, table, later, job_id="b")) == (2, 2)
+
+
+# What a job publishes one after the other, beside another job's row of the input row 7.
+AGAIN = {
+    "fewer": ([completion(0), completion(2)], [completion(0)], [(0, 0)]),
+    "another": ([completion(0, 1)], [completion(0, 0)], [(0, 0)]),
+    "none": ([completion(0)], [BAD], []),
+    "none and back": ([BAD], [completion(0)], [(0, 0)]),
+    "more": ([completion(0)], [completion(0), completion(7)], [(0, 0), (7, 0)]),
+}
+
+
+def check_published_again(
+    folder: Path, spec: TableSpec, case: str, read: Callable[[], list[dict[str, Any]]]
+) -> None:
+    """A job that merges publishes other rows than before, and once more."""
+    before, after, left = AGAIN[case]
+    publish(folder, spec, [completion(7), completion(8)], job_id="b")
+    publish(folder, spec, before)
+    done = committed(publish(folder, spec, after))
+    found = sorted((r["row_index"], r["sample_index"], r["job"]) for r in read())
+    mine = [(*place, JOB) for place in left]
+    others = [(row, 0, "b") for row in (7, 8) if (row, 0) not in left]
+    assert found == sorted([*mine, *others])
+    assert committed(publish(folder, spec, after)) == done
+
+
+@pytest.mark.parametrize("case", AGAIN)
+def test_a_merge_replaces_what_its_job_committed_before(tmp_path: Path, case: str) -> None:
+    """As of the best sample of a row, once a better one was released."""
+    table = tmp_path / "t"
+    check_published_again(
+        tmp_path, TableSpec(uri=str(table), mode="merge"), case, lambda: rows_of(table)
+    )
 
 
 @pytest.mark.parametrize(
@@ -518,6 +552,14 @@ def test_iceberg_merges_some_rows_of_an_id_and_keeps_columns_of_others(
         ("r0", 0, "text 0/0", "seen"), ("r0", 1, "better", "seen"), ("r2", 0, "text 2/0", "seen"),
         ("r7", 0, "text 7/0", None),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", AGAIN)
+def test_a_merge_into_iceberg_replaces_what_its_job_committed_before(
+    tmp_path: Path, catalog: Any, case: str
+) -> None:
+    spec = TableSpec(uri=ANSWERS, mode="merge")
+    check_published_again(tmp_path, spec, case, lambda: answers(catalog))
 
 
 def test_iceberg_merges_into_no_table_with_two_rows_of_one_key(
