@@ -18,6 +18,7 @@ from specbatch.schemas.table_spec import JOB_COLUMN, iceberg_name
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyiceberg.catalog import Catalog
+    from pyiceberg.schema import Schema
     from pyiceberg.table import Table, Transaction
     from pyiceberg.table.snapshots import Snapshot
 
@@ -95,9 +96,7 @@ def check_readable(uri: str, table: Table, number: int) -> None:
         )
     ids: dict[str, int] = {}
     names: dict[int, str] = {}
-    for schema in table.schemas().values():
-        if snapshot.schema_id is not None and schema.schema_id > snapshot.schema_id:
-            continue  # later than all files of the snapshot
+    for schema in _schemas_of(table, snapshot):
         for field in schema.fields:
             if ids.setdefault(field.name, field.field_id) != field.field_id or (
                 names.setdefault(field.field_id, field.name) != field.name
@@ -113,14 +112,50 @@ def check_readable(uri: str, table: Table, number: int) -> None:
                 )
 
 
+def _schemas_of(table: Table, snapshot: Snapshot) -> list[Schema]:
+    """Those that the snapshot's files may have been written with: its own and those of snapshots
+    before it; all, where one of these has expired. One that comes back has its first number."""
+    known = {one.snapshot_id: one for one in table.snapshots()}
+    numbers: set[int] = set()
+    at: Snapshot | None = snapshot
+    while at is not None and at.schema_id is not None:
+        numbers.add(at.schema_id)
+        if at.parent_snapshot_id is None:
+            return [schema for number, schema in table.schemas().items() if number in numbers]
+        at = known.get(at.parent_snapshot_id)
+    return list(table.schemas().values())
+
+
 def id_of(table: Table) -> str:
     """The table's own id, which no other table has that is made under its name."""
     return str(table.metadata.table_uuid)
 
 
 def arrow_schema(table: Table, number: int) -> pa.Schema:
-    """The columns of a snapshot."""
-    return table.scan(snapshot_id=number).projection().as_arrow()
+    """The columns of a snapshot, in the types that readers of its files give them."""
+    import pyarrow as pa
+
+    schema = table.scan(snapshot_id=number).projection().as_arrow()
+    return pa.schema([pa.field(field.name, _as_in_files(field.type)) for field in schema])
+
+
+def _as_in_files(kind: pa.DataType) -> pa.DataType:
+    """The library makes all texts, binaries and lists large."""
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_large_string(kind):
+        return pa.string()
+    if types.is_large_binary(kind):
+        return pa.binary()
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(_as_in_files(field.type)) for field in kind])
+    if types.is_map(kind):
+        item = kind.item_field.with_type(_as_in_files(kind.item_type))
+        return pa.map_(kind.key_field.with_type(_as_in_files(kind.key_type)), item)
+    if types.is_list(kind) or types.is_large_list(kind):
+        return pa.list_(kind.value_field.with_type(_as_in_files(kind.value_type)))
+    return kind
 
 
 def data_files(uri: str, table: Table, number: int) -> list[DataFile]:

@@ -528,6 +528,51 @@ def test_renamed_columns_of_iceberg_are_refused(catalog: Any) -> None:
     )
 
 
+@pytest.mark.parametrize("writes", [False, True])
+def test_columns_of_iceberg_that_were_renamed_and_back_are_refused(
+    catalog: Any, writes: bool
+) -> None:
+    """If a file has the other name: by then the schema has its first number again."""
+
+    def rename(name: str, other: str) -> None:
+        with catalog.load_table("lake.t").update_schema() as update:
+            update.rename_column(name, other)
+
+    uri = iceberg(catalog, "t", prompts("a"))
+    rename("prompt", "question")
+    if writes:
+        catalog.load_table("lake.t").append(pa.table({"id": ["b"], "question": ["x"]}))
+    rename("question", "prompt")
+    catalog.load_table("lake.t").append(pa.Table.from_pylist(prompts("c")))
+    if writes:
+        assert "of Iceberg table iceberg://nights/lake.t was renamed" in refusal(uri)
+    else:
+        assert ids(uri) == ["a", "c"]
+
+
+def test_columns_of_iceberg_that_were_added_are_kept(catalog: Any) -> None:
+    kinds = {
+        "topic": pa.string(),
+        "bytes": pa.binary(),
+        "words": pa.list_(pa.string()),
+        "pair": pa.struct({"a": pa.string(), "b": pa.int64()}),
+        "map": pa.map_(pa.string(), pa.binary()),
+    }
+    uri = iceberg(catalog, "t", prompts("a"))
+    values = {"topic": "x", "bytes": b"y", "words": ["z"], "pair": {"a": "u", "b": 1}, "map": []}
+    later = pa.Table.from_pylist(
+        [{**prompts("b")[0], **values}],
+        pa.schema({"id": pa.string(), "prompt": pa.string(), **kinds}),
+    )
+    with catalog.load_table("lake.t").update_schema() as update:
+        update.union_by_name(later.schema)
+    catalog.load_table("lake.t").append(later)
+    source = open_source(make_spec(uri).input, Objects())
+    schema = kept_schema(source, tuple(kinds))
+    kept = pa.Table.from_batches(source.kept_rows(schema), schema).to_pylist()
+    assert sorted(kept, key=str) == sorted([values, dict.fromkeys(kinds)], key=str)
+
+
 def test_a_partitioned_table_of_iceberg_is_read(catalog: Any) -> None:
     uri = iceberg(catalog, "t", [{"id": "a", "prompt": "x", "topic": "code"}])
     with catalog.load_table("lake.t").update_spec() as update:
