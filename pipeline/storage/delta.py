@@ -16,7 +16,7 @@ from urllib.parse import unquote
 import orjson
 
 from specbatch.pipeline.storage.objects import Objects, join, tidy
-from specbatch.pipeline.storage.tables import JOB, ROWS, Commit, DataFile, inside
+from specbatch.pipeline.storage.tables import JOB, ROWS, AddedFiles, Commit, DataFile, inside
 from specbatch.schemas.errors import InputError, ObjectError, UsageError, first_line
 from specbatch.schemas.extras import require_tables_extra
 from specbatch.schemas.table_spec import JOB_COLUMN
@@ -183,28 +183,36 @@ def added_files(uri: str, objects: Objects, since: int, until: int) -> list[Data
     What compaction writes anew is left out, for its rows are those of files that were added
     before. Raises `InputError` where a commit changed rows, or its part of the log is gone.
     """
-    found: dict[str, DataFile] = {}
+    found = AddedFiles()
     for version in range(since + 1, until + 1):
         actions = _commit(uri, objects, version)
-        added = [action["add"] for action in actions if "add" in action]
-        added = [add for add in added if add.get("dataChange", True)]
-        removed = [action["remove"] for action in actions if "remove" in action]
-        removed = [remove for remove in removed if remove.get("dataChange", True)]
-        if added and removed:
+        added, moved = _by_path(actions, "add")
+        removed, left = _by_path(actions, "remove")
+        found.compact(moved, left)
+        if (added and removed) or not found.change(added, removed):
             raise InputError(
                 f"version {version} of Delta table {uri} changed rows ({_operation(actions)}), so "
                 f"what was added since version {since} is not known: leave since out; "
                 "reuse_outputs copies what was done before"
             )
-        for remove in removed:
-            found.pop(_place(uri, unquote(remove["path"])), None)
-        for add in added:
-            if add.get("deletionVector"):
-                raise with_deletion_vectors(uri, version, 1)
-            place = _place(uri, unquote(add["path"]))
-            values = {name: value or None for name, value in add["partitionValues"].items()}
-            found[place] = DataFile(place, values)
-    return list(found.values())
+        if any(add.get("deletionVector") for add in added.values()):
+            raise with_deletion_vectors(uri, version, 1)
+    return [_added(uri, add) for add in found.files.values()]
+
+
+_Actions = dict[str, Mapping[str, Any]]
+
+
+def _by_path(actions: Sequence[Mapping[str, Any]], kind: str) -> tuple[_Actions, _Actions]:
+    """Actions of a kind: those that change the table's rows, and those of compaction."""
+    of_kind = [action[kind] for action in actions if kind in action]
+    data = {one["path"]: one for one in of_kind if one.get("dataChange", True)}
+    return data, {one["path"]: one for one in of_kind if not one.get("dataChange", True)}
+
+
+def _added(uri: str, add: Mapping[str, Any]) -> DataFile:
+    values = {name: value or None for name, value in add["partitionValues"].items()}
+    return DataFile(_place(uri, unquote(add["path"])), values)
 
 
 def _commit(uri: str, objects: Objects, version: int) -> list[dict[str, Any]]:

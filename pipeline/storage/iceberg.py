@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from specbatch.pipeline.storage.tables import JOB, ROWS, Commit, DataFile, inside
+from specbatch.pipeline.storage.tables import JOB, ROWS, AddedFiles, Commit, DataFile, inside
 from specbatch.schemas.errors import InputError, ObjectError, UsageError, first_line
 from specbatch.schemas.extras import require_tables_extra
 from specbatch.schemas.table_spec import JOB_COLUMN, iceberg_name
@@ -179,34 +179,46 @@ def added_files(uri: str, table: Table, since: int, until: int) -> list[DataFile
     Compaction adds none. Raises `InputError` where rows were changed or `since` is not before
     `until`.
     """
-    from pyiceberg.manifest import ManifestContent, ManifestEntryStatus
     from pyiceberg.table.snapshots import Operation
 
-    found: dict[str, Any] = {}
+    found = AddedFiles()
     for snapshot in _between(uri, table, since, until):
         operation = snapshot.summary.operation if snapshot.summary else Operation.OVERWRITE
         if operation == Operation.REPLACE:
-            continue
-        if operation == Operation.OVERWRITE:
+            found.compact(*_changes(uri, table, snapshot, is_compaction=True))
+        elif operation == Operation.OVERWRITE or not found.change(*_changes(uri, table, snapshot)):
             raise InputError(
                 f"snapshot {snapshot.snapshot_id} of Iceberg table {uri} changed rows, so what was "
                 f"added since snapshot {since} is not known: leave since out; reuse_outputs copies "
                 "what was done before"
             )
-        with out_of_reach(uri):
-            for manifest in snapshot.manifests(table.io):
-                if manifest.added_snapshot_id != snapshot.snapshot_id:
+    return [_data_file(uri, table, file) for file in found.files.values()]
+
+
+def _changes(
+    uri: str, table: Table, snapshot: Snapshot, is_compaction: bool = False
+) -> tuple[dict[str, Any], set[str]]:
+    """The data files that a snapshot added, and the places of those that it removed."""
+    from pyiceberg.manifest import ManifestContent, ManifestEntryStatus
+
+    added: dict[str, Any] = {}
+    removed: set[str] = set()
+    with out_of_reach(uri):
+        for manifest in snapshot.manifests(table.io):
+            if manifest.added_snapshot_id != snapshot.snapshot_id:
+                continue
+            if manifest.content == ManifestContent.DELETES:
+                if is_compaction:
                     continue
-                if manifest.content == ManifestContent.DELETES:
-                    raise _deleted_on_reading(uri, snapshot.snapshot_id)
-                for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=False):
-                    if entry.snapshot_id != snapshot.snapshot_id:
-                        continue
-                    if entry.status == ManifestEntryStatus.ADDED:
-                        found[entry.data_file.file_path] = entry.data_file
-                    elif entry.status == ManifestEntryStatus.DELETED:
-                        found.pop(entry.data_file.file_path, None)
-    return [_data_file(uri, table, file) for file in found.values()]
+                raise _deleted_on_reading(uri, snapshot.snapshot_id)
+            for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=False):
+                if entry.snapshot_id != snapshot.snapshot_id:
+                    continue
+                if entry.status == ManifestEntryStatus.ADDED:
+                    added[entry.data_file.file_path] = entry.data_file
+                elif entry.status == ManifestEntryStatus.DELETED:
+                    removed.add(entry.data_file.file_path)
+    return added, removed
 
 
 def _between(uri: str, table: Table, since: int, until: int) -> list[Snapshot]:

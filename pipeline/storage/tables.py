@@ -23,6 +23,30 @@ class DataFile:
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class AddedFiles:
+    """The files of rows that were added, one commit after the other; by their places.
+
+    Compaction writes such rows into another file, and later ones are taken from where they were
+    added. So it is not known which are gone when a compacted file is.
+    """
+
+    files: dict[str, Any] = field(default_factory=dict)
+    _compacted: set[str] = field(default_factory=set)
+
+    def compact(self, added: Iterable[str], removed: Iterable[str]) -> None:
+        if any(place in self.files or place in self._compacted for place in removed):
+            self._compacted.update(added)
+
+    def change(self, added: Mapping[str, Any], removed: Iterable[str]) -> bool:
+        """Returns whether what is left is known."""
+        gone = set(removed)
+        for place in gone:
+            self.files.pop(place, None)
+        self.files.update(added)
+        return self._compacted.isdisjoint(gone)
+
+
 @dataclass(frozen=True, slots=True)
 class Commit:
     """What tells one publication from another: who publishes, and a digest of the rows."""

@@ -197,6 +197,17 @@ def test_new_rows_are_those_of_added_files(tmp_path: Path) -> None:
     assert ids(table, since=0) == ["b", "c"]
 
 
+def test_new_rows_that_were_compacted_and_deleted_are_refused(tmp_path: Path) -> None:
+    """Where the compacted file has rows that were added: which of them are gone is not known."""
+    table = delta(tmp_path / "t", prompts("a"), prompts("b"), prompts("c"))
+    DeltaTable(table).optimize.compact()
+    DeltaTable(table).delete()
+    delta(table, prompts("d"))
+    assert "version 4 of Delta table" in refusal(table, since=0)
+    assert "changed rows (DELETE), so what was added" in refusal(table, since=1)
+    assert ids(table, since=2) == ["d"], "all that was compacted had been read before"
+
+
 def test_changed_rows_are_no_new_ones_and_are_refused(tmp_path: Path) -> None:
     table = delta(tmp_path / "t", prompts("a", "b"), prompts("c"))
     DeltaTable(table).update({"prompt": "'other'"}, predicate="id = 'a'")
@@ -471,6 +482,33 @@ def test_changed_rows_of_iceberg_are_no_new_ones(catalog: Any) -> None:
     table.delete("id == 'a'")
     assert "changed rows, so what was added since" in refusal(uri, since=first)
     assert "was added since is not known" in refusal(uri, since=12345)
+
+
+def compact(catalog: Any, name: str) -> None:
+    """Rewrite all files into one. The library has no such snapshots, so this one is given its name
+    in the table's metadata."""
+    from pyiceberg.io.pyarrow import _dataframe_to_data_files
+
+    table = catalog.load_table(name)
+    with table.transaction() as change, change.update_snapshot().overwrite() as files:
+        for file in _dataframe_to_data_files(table.metadata, table.scan().to_arrow(), table.io):
+            files.append_data_file(file)
+        for task in table.scan().plan_files():
+            files.delete_data_file(task.file)
+    metadata = Path(catalog.load_table(name).metadata_location.removeprefix("file://"))
+    said = metadata.read_text()
+    metadata.write_text(said.replace('"operation":"overwrite"', '"operation":"replace"'))
+
+
+def test_new_rows_of_iceberg_that_were_compacted_and_deleted_are_refused(catalog: Any) -> None:
+    uri = iceberg(catalog, "t", prompts("a"), prompts("b"), prompts("c"))
+    first, _, last = [one.snapshot_id for one in catalog.load_table("lake.t").snapshots()]
+    compact(catalog, "lake.t")
+    assert ids(uri, since=first) == ["b", "c"]
+    catalog.load_table("lake.t").delete("id != ''")
+    iceberg(catalog, "t", prompts("d"))
+    assert "changed rows, so what was added since" in refusal(uri, since=first)
+    assert ids(uri, since=last) == ["d"]
 
 
 def test_expired_and_missing_snapshots_and_tables_of_iceberg_are_refused(catalog: Any) -> None:
