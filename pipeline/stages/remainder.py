@@ -26,7 +26,7 @@ from specbatch.schemas.arrow import output_schema
 from specbatch.schemas.errors import ObjectError, SpecbatchError
 from specbatch.schemas.records import JobRow, PromptRow, RejectedRow
 from specbatch.schemas.spec import JobSpec
-from specbatch.schemas.table_spec import JOB_COLUMN, TableSpec
+from specbatch.schemas.table_spec import JOB_COLUMN
 
 _LIMITS = ("deadline_sec", "budget_usd")
 
@@ -103,17 +103,21 @@ def _spec_text(job: JobRow, spec: JobSpec, prompts: str) -> str:
     values["input"] = input_values(join(output, prompts) if "://" in output else prompts)
     values["output"] |= {"uri": f"{output.rstrip('/')}-remainder"}
     values["output"].pop("keep_columns", None)  # they are in the job's own input
-    if spec.output.table is not None and spec.output.table.partition_by:
-        values["output"]["table"]["partition_by"] = _own_columns(spec, spec.output.table)
     reason = " ".join((job.stop_reason or "it was cancelled").split())
-    return (
-        f"# What is left of job {job.job_id} ({reason}).\n"
-        "# Submit it as it is; its deadline and its budget, if it had any, are left out.\n"
-        + yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    notes = [
+        f"What is left of job {job.job_id} ({reason}).",
+        "Submit it as it is; its deadline and its budget, if it had any, are left out.",
+    ]
+    if (table := spec.output.table) is not None:
+        own = {*output_schema(spec.output.best_by is not None).names, JOB_COLUMN}
+        if table.mode == "merge" and not own.issuperset(table.key):
+            del values["output"]["table"]
+            notes += [
+                f"So is its table, whose key has columns of the input, which these rows lack: with "
+                f"`specbatch retry {job.job_id}` instead, they get there.",
+            ]
+        elif table.partition_by:  # of which the table is made if it is missing
+            values["output"]["table"]["partition_by"] = [c for c in table.partition_by if c in own]
+    return "".join(f"# {note}\n" for note in notes) + yaml.safe_dump(
+        values, sort_keys=False, allow_unicode=True
     )
-
-
-def _own_columns(spec: JobSpec, table: TableSpec) -> list[str]:
-    """By which the table is partitioned if it must be made: columns that every output has."""
-    own = (*output_schema(spec.output.best_by is not None).names, JOB_COLUMN)
-    return [column for column in table.partition_by if column in own]

@@ -293,6 +293,16 @@ def test_a_remainder_is_not_partitioned_by_columns_that_it_lacks(tmp_path: Path)
     assert kept.keep_columns == ()
 
 
+def test_a_remainder_without_the_columns_of_a_key_does_not_merge(tmp_path: Path) -> None:
+    table = {"uri": "/t", "mode": "merge", "key": ["topic", "id"]}
+    output = {"uri": "/out", "table": table, "keep_columns": ["topic"]}
+    job = Mock(job_id=JOB, stop_reason=None)
+    left = write_remainder(tmp_path, job, make_spec("/in", output=output), [], [])
+    text = left.spec.read_text()
+    assert load_spec(yaml.safe_load(text)).output.table is None
+    assert f"`specbatch retry {JOB}` instead" in text
+
+
 def test_a_table_is_made_with_partitions(tmp_path: Path) -> None:
     publish(tmp_path, TableSpec(uri=str(tmp_path / "t"), partition_by=("finish_reason",)))
     assert DeltaTable(tmp_path / "t").metadata().partition_columns == ["finish_reason"]
