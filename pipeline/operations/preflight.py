@@ -21,7 +21,7 @@ from specbatch.pipeline.inputs.sources import open_source
 from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.pipeline.moderation.patterns import Patterns
 from specbatch.pipeline.outputs.outputs import OutputWriter
-from specbatch.pipeline.outputs.table_output import prepare
+from specbatch.pipeline.outputs.table_output import check_apart, prepare
 from specbatch.pipeline.stages.tables import check_key, columns_of
 from specbatch.pipeline.storage.objects import ASKED_RETRY_SEC, Objects
 from specbatch.schemas.best_by import NO_JUDGE_HERE, why_no_choice
@@ -100,6 +100,7 @@ def check_job(
         check_best_by(spec, source)
         columns = columns_of(spec, source)
         if spec.output.table is not None:
+            check_apart(spec.output.table, spec.output.uri)
             check_key(spec, source)
             prepare(spec.output.table, objects, columns, makes=False)
     except ObjectError as error:

@@ -23,8 +23,9 @@ import pyarrow.parquet as pq
 
 from specbatch.pipeline.outputs.outputs import check_writable
 from specbatch.pipeline.storage import delta, iceberg
-from specbatch.pipeline.storage.objects import Objects, join, local_path
+from specbatch.pipeline.storage.objects import Objects, join, local_path, tidy
 from specbatch.pipeline.storage.tables import Commit
+from specbatch.schemas.audit import DATA_FOLDER
 from specbatch.schemas.errors import (
     MissingExtraError,
     ObjectError,
@@ -141,6 +142,19 @@ def _nullable_no(schema: pa.Schema) -> list[str]:
 
 
 # --- before the job -----------------------------------------------------------------------------
+def check_apart(spec: TableSpec, output_uri: str) -> None:
+    """Raise `OutputError` where the output would lie in the table, whose vacuum deletes every file
+    that it does not know, or the table among the output's parts, whose readers would read it."""
+    table, output = join(tidy(spec.uri), ""), join(tidy(output_uri), "")
+    if spec.kind == DELTA and (
+        output.startswith(table) or table.startswith(join(output, f"{DATA_FOLDER}/"))
+    ):
+        raise OutputError(
+            f"output {output_uri} and Delta table {spec.uri} would lie in one another: choose "
+            "another location for one of them"
+        )
+
+
 def prepare(spec: TableSpec, objects: Objects, columns: pa.Schema, makes: bool) -> Any:
     """The table, if it is there or `makes`; checked for an output with these columns.
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from specbatch.pipeline.inputs.contract import Source
 from specbatch.pipeline.inputs.kept import kept_schema
 from specbatch.pipeline.inputs.tables import pin
-from specbatch.pipeline.outputs.table_output import commit_rows, prepare
+from specbatch.pipeline.outputs.table_output import check_apart, commit_rows, prepare
 from specbatch.pipeline.runtime.leases import Held
 from specbatch.pipeline.runtime.snapshots import last_read, snapshot_of
 from specbatch.pipeline.stages.context import StageContext
@@ -56,6 +56,7 @@ def prepare_table(context: StageContext, spec: JobSpec, source: Source) -> None:
     """Make the output table if it is missing. Raises `OutputError` where it cannot take the job's
     rows, before any of them is computed, and `ObjectError`."""
     if spec.output.table is not None:
+        check_apart(spec.output.table, spec.output.uri)
         columns = columns_of(spec, source)
         check_key(spec, source)
         prepare(spec.output.table, context.objects, columns, makes=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -18,7 +19,7 @@ from ingest.making import completion, make_spec, write_parquet
 from specbatch.pipeline.inputs.sources import open_source
 from specbatch.pipeline.outputs.outputs import Manifest, OutputWriter, read_manifest
 from specbatch.pipeline.outputs.parts import Kept
-from specbatch.pipeline.outputs.table_output import commit_rows, prepare, table_schema
+from specbatch.pipeline.outputs.table_output import check_apart, commit_rows, prepare, table_schema
 from specbatch.pipeline.stages.remainder import write_remainder
 from specbatch.pipeline.stages.tables import check_key, prepare_table
 from specbatch.pipeline.storage import delta, iceberg
@@ -179,6 +180,21 @@ def test_a_key_that_names_no_row_is_refused(tmp_path: Path, key: list[str], word
     rows = [completion(0, proposer=None), completion(0, 1, proposer=None)]
     with pytest.raises(OutputError, match=words):
         publish(tmp_path, table, rows)
+
+
+@pytest.mark.parametrize(
+    ("output", "table", "refused"),
+    [
+        ("x/t", "x/t", True), ("x/t/", "file:///x/t", False), ("/x/t/", "file:///x/t", True),
+        ("x/t/nights/1", "x/t", True), ("x/out", "x/out/data", True),
+        ("x/out", "x/out/data/t", True), ("x/out", "x/out/table", False), ("x/t2", "x/t", False),
+        ("s3://b/t/out", "s3://b/t/", True), ("out", "iceberg://nights/lake.t", False),
+    ],
+)  # fmt: skip
+def test_an_output_and_its_table_lie_apart(output: str, table: str, refused: bool) -> None:
+    spec = TableSpec(uri=table)
+    with pytest.raises(OutputError, match="lie in one another") if refused else nullcontext():
+        check_apart(spec, output)
 
 
 def test_a_key_that_cannot_be_compared_is_refused_before_the_job(tmp_path: Path) -> None:
