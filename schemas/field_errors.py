@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, get_args
 
@@ -102,6 +102,19 @@ def _explained(
 def flag_of(field: str) -> str:
     """The flag of a dotted field of the job spec."""
     return "--" + field.removesuffix(".uri").rpartition(".")[2].replace("_", "-")
+
+
+def first_with_nul(value: object, where: str = "") -> str | None:
+    """The dotted name of the first of these plain JSON values with the character U+0000."""
+    if "\0" in where or (isinstance(value, str) and "\0" in value):
+        return where
+    parts: list[tuple[str, object]] = []
+    if isinstance(value, Mapping):
+        parts = [(f"{where}.{name}".lstrip("."), part) for name, part in value.items()]
+    elif isinstance(value, list | tuple):
+        parts = [(where, part) for part in value]
+    found = (first_with_nul(part, place) for place, part in parts)
+    return next((place for place in found if place is not None), None)
 
 
 def _unknown(where: str, allowed: list[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,7 +19,7 @@ from pydantic import (
 from specbatch.schemas.best_by import BestBySpec, why_no_choice
 from specbatch.schemas.encryption import no_key
 from specbatch.schemas.errors import SpecError
-from specbatch.schemas.field_errors import explain
+from specbatch.schemas.field_errors import explain, first_with_nul
 from specbatch.schemas.fingerprint import PATTERN
 from specbatch.schemas.lineage import ParentId
 from specbatch.schemas.malformed import AS_IT_IS, MalformedSpec
@@ -727,6 +727,21 @@ def load_spec(values: dict[str, Any], flags: Collection[str] = ()) -> JobSpec:
     `flags`: dotted names of fields that were given as flags.
     """
     try:
-        return JobSpec.model_validate(values)
+        spec = JobSpec.model_validate(values)
     except ValidationError as error:
         raise SpecError(f"job spec: {explain(error.errors(), JobSpec, flags)}") from None
+    check_storable(spec.model_dump(mode="json"))
+    return spec
+
+
+def check_storable(values: Mapping[str, Any]) -> None:
+    """Raise `SpecError` for a spec that not every store can keep.
+
+    PostgreSQL keeps JSON with a NUL, and then refuses each statement that reads it. No check of
+    `JobSpec`: stores on SQLite may have jobs with one, whose specs are read again.
+    """
+    if (where := first_with_nul(values)) is not None:
+        raise SpecError(
+            f"job spec: field `{where}`: has the character U+0000, which PostgreSQL cannot read "
+            "again: leave it out"
+        )

@@ -37,6 +37,7 @@ from specbatch.schemas.errors import (
     FencedError,
     IdempotencyError,
     JobNotFoundError,
+    SpecError,
     StoreError,
 )
 from specbatch.schemas.records import (
@@ -46,6 +47,7 @@ from specbatch.schemas.records import (
     Stage,
 )
 from specbatch.schemas.spec import load_spec
+from specbatch.schemas.speculation import VOCABULARY
 
 # --- jobs -----------------------------------------------------------------------------------
 
@@ -56,6 +58,27 @@ def test_a_new_job_is_queued_and_can_be_read_back(store: Store) -> None:
     assert (row.state, row.stage, row.created_at) == (JobState.QUEUED, Stage.INGEST, START)
     assert row == store.get_job(JOB)
     assert row.spec == new_job().spec
+
+
+@pytest.mark.parametrize("sampling", [{"stop": ["a\0"]}, {"stop": "\0"}, {"a\0": 1}])
+def test_a_spec_with_a_null_character_is_refused(store: Store, sampling: dict[str, Any]) -> None:
+    """PostgreSQL would keep it, and then no worker could claim any job."""
+    with pytest.raises(SpecError, match=r"field `sampling.*U\+0000.*leave it out"):
+        store.create_job(new_job(spec={**new_job().spec, "sampling": sampling}))
+    assert store.list_jobs() == []
+    where = {"input": {"uri": "in.parquet"}, "output": {"uri": "out"}, "verifier": "v"}
+    with pytest.raises(SpecError):
+        load_spec({**where, "sampling": sampling})
+    for text in ("a\\0", "\\u0000", "\x01"):
+        load_spec({**where, "sampling": {"stop": text}})
+
+
+def test_statements_look_into_a_report_that_was_given_a_null_character(store: Store) -> None:
+    store.create_job(new_job())
+    lease = claim_job(store, Stage.INGEST).lease
+    store.note_report(lease, {VOCABULARY: "v", "said": "a\0\0", "kept": "\\u0000"})
+    assert list(store.past_outputs("default", "nightly", "v", 10, "another")) == []
+    assert store.get_job(JOB).report["kept"] == "\\u0000"
 
 
 def test_a_job_is_found_by_its_key_and_no_other_is(store: Store) -> None:

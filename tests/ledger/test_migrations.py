@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contracts.shorthand import claim, ingest, verified
+from contracts.shorthand import claim, claim_job, ingest, verified
 from ledger.builders import JOB, NO_TIME, RESULTS, completion, new_job
 from sqlalchemy import event, inspect, text
 from sqlalchemy.exc import DBAPIError
@@ -22,6 +22,7 @@ from specbatch.pipeline.ledger.sql.databases import make_engine
 from specbatch.schemas import sql_triggers
 from specbatch.schemas.errors import StoreError
 from specbatch.schemas.months import is_partition
+from specbatch.schemas.placement import Site
 from specbatch.schemas.provenance import NO_PROVENANCE, NO_TICKS, TICKS_PER_SEC, Ticks
 from specbatch.schemas.records import Stage
 from specbatch.schemas.speculation import AcceptanceCount, Decision, DecisionAction
@@ -321,6 +322,23 @@ def test_jobs_from_before_classes_and_fingerprints_are_of_unknown_ones(new_url: 
     store.close()
     assert (old.numeric_class, new.numeric_class) == ("unknown", None)
     assert (old.model_fingerprint, new.model_fingerprint) == ("unknown", None)
+
+
+def test_no_statement_stumbles_over_a_null_character_in_a_job_of_before(new_url: str) -> None:
+    downgrade(new_url, "0003")
+    stop = ["\0", "a\0\0b", "\\u0000", "\\\0"]
+    engine = make_engine(new_url)
+    with engine.begin() as connection:
+        connection.execute(text(_JOB.replace("'done'", "'queued'").replace("'end'", "'ingest'")))
+        stored = json.dumps({"sampling": {"stop": stop}})
+        connection.execute(text("UPDATE jobs SET spec = :spec"), {"spec": stored})
+    engine.dispose()
+    migrate.upgrade(new_url)
+    with closing(migrate.open_store(new_url, site=Site("eu", False))) as store:
+        assert claim_job(store, Stage.INGEST).lease.job_id == JOB
+        kept = store.get_job(JOB).spec["sampling"]["stop"]
+    is_sqlite = new_url.startswith("sqlite")
+    assert kept == (stop if is_sqlite else ["\ufffd", "a\ufffd\ufffdb", "\\u0000", "\\\ufffd"])
 
 
 def test_what_drafting_taught_is_all_that_its_removal_loses(new_url: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import shlex
 import sqlite3
 import stat
@@ -138,7 +139,7 @@ def _postgres(url: URL) -> Engine:
         # The store's locking is written for READ COMMITTED, whatever the server's default is.
         isolation_level="READ COMMITTED",
         pool_size=POOL_SIZE,
-        json_serializer=_dump_json,
+        json_serializer=_dump_readable_json,
         json_deserializer=orjson.loads,
         hide_parameters=True,  # errors quote statements, in logs too, and no values
         connect_args={k: v for k, v in _POSTGRES_DEFAULTS.items() if k not in url.query},
@@ -175,6 +176,15 @@ def _count_statements(engine: Engine) -> None:
 
 def _dump_json(value: Any) -> str:
     return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+def _dump_readable_json(value: Any) -> str:
+    """JSON without NUL: PostgreSQL would keep it, and refuse each statement that looks into it."""
+    dumped = _dump_json(value)
+    return _NUL.sub(r"\1\\ufffd", dumped) if r"\u0000" in dumped else dumped
+
+
+_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")  # a backslash may itself be escaped
 
 
 # --- a SQLite file's place ------------------------------------------------------------------

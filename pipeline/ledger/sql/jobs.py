@@ -52,6 +52,7 @@ from specbatch.schemas.records import (
     SourcePosition,
     Stage,
 )
+from specbatch.schemas.spec import check_storable
 from specbatch.schemas.staging_tables import Staged
 from specbatch.schemas.tables import Group, Job, Rejected, group_is_open
 from specbatch.schemas.text_columns import SHOWN_WITHOUT_KEY
@@ -66,6 +67,7 @@ _CLOSED = (Stage.FAILED.value, Stage.CANCELLED.value)
 
 def create(conn: Connection, now: Now, job: NewJob) -> tuple[JobRow, bool]:
     """The new job and True, or the one that is known by its key or id and False."""
+    check_storable(job.spec)
     at = audit_log.clock(conn, now)
     values = mapper.job_values(job, at)
     entry = audit_log.begin(conn, at, values)
