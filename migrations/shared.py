@@ -14,9 +14,15 @@ NewColumn = tuple[str, Any, Any]
 
 
 def add_columns(table: str, columns: Iterable[NewColumn]) -> None:
+    """Values stay as defaults: workers of the version before still run, and insert rows without."""
     with op.batch_alter_table(table) as batch:
         for name, kind, value in columns:
             batch.add_column(sa.Column(name, kind, nullable=value is None, server_default=value))
+
+
+def add_columns_without_defaults(table: str, columns: Iterable[NewColumn]) -> None:
+    """As it was done up to 0005."""
+    add_columns(table, columns)
     with op.batch_alter_table(table) as batch:
         for name, kind, value in columns:
             if value is not None:

@@ -1,7 +1,8 @@
 """The store's tables. They know nothing of pydantic or records; `mapper.py` connects them.
 
 Times are seconds since the epoch by the store's clock. A unit without a holder has `lease_until`
-0, so "ready, or its lease expired" is one comparison.
+0, so "ready, or its lease expired" is one comparison. A column that a migration added to a table
+has a default in the database: workers of the version before still insert rows without it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from sqlalchemy import (
     Text,
     bindparam,
     event,
+    false,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -112,12 +114,15 @@ class Job(Leased, Base):
     created_at: Mapped[float]
     started_at: Mapped[float | None]
     finished_at: Mapped[float | None]
-    privacy: Mapped[str] = mapped_column(default=PrivacyMode.FULL.value)  # pinned when submitted
+    # Pinned when submitted.
+    privacy: Mapped[str] = mapped_column(default=PrivacyMode.FULL.value, server_default="full")
     # The complete spec, if `spec` omits texts.
     sealed_spec: Mapped[str | None] = mapped_column(EncryptedText("jobs.sealed_spec", ""))
     purged_at: Mapped[float | None]  # its texts and files are deleted, or are being so ...
     purged_to: Mapped[int | None] = mapped_column(BigInteger)  # ... up to this row; NULL: all
-    log_number: Mapped[int] = mapped_column(BigInteger, default=0)  # of its audit log's last entry
+    log_number: Mapped[int] = mapped_column(
+        BigInteger, default=0, server_default="0"
+    )  # of its audit log's last entry
     log_head: Mapped[bytes | None] = mapped_column(LargeBinary)  # that entry's hash
     # In which its groups are verified, `unknown` of jobs from before there were any; NULL: the
     # first claim for VERIFY will choose one.
@@ -142,11 +147,12 @@ class Group(Leased, Base):
     rows: Mapped[int]
     prompt_tokens: Mapped[int] = mapped_column(BigInteger)
     # Of prompts and outputs, all samples: the most that its rows can have, and that one can.
-    most_tokens: Mapped[int] = mapped_column(BigInteger)
-    most_row_tokens: Mapped[int] = mapped_column(BigInteger)
+    most_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    most_row_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
     # Of its tenant's budget, by its last claim for VERIFY; counts as `sql/budgets.py` says.
-    reserved_tokens: Mapped[int] = mapped_column(BigInteger, default=0)
-    charged_sec: Mapped[float] = mapped_column(default=0.0)  # its tenant, when it was claimed
+    reserved_tokens: Mapped[int] = mapped_column(BigInteger, default=0, server_default="0")
+    # Its tenant, when it was claimed.
+    charged_sec: Mapped[float] = mapped_column(default=0.0, server_default="0")
     prompts: Mapped[dict[str, Any]]  # Artefact
     row_start: Mapped[int] = mapped_column(default=0)  # of the artefact's rows: its first …
     row_stop: Mapped[int | None]  # … and behind its last; NULL: to the end
@@ -167,8 +173,8 @@ class Group(Leased, Base):
     verifier_passes: Mapped[int] = mapped_column(BigInteger, default=0)
     cost_usd: Mapped[float] = mapped_column(default=0.0)  # what its completions were charged
     # Written by earlier versions: what drafting saves is in the job's report, see `controls.py`.
-    taken_usd: Mapped[float] = mapped_column(default=0.0)
-    baseline_usd: Mapped[float] = mapped_column(default=0.0)
+    taken_usd: Mapped[float] = mapped_column(default=0.0, server_default="0")
+    baseline_usd: Mapped[float] = mapped_column(default=0.0, server_default="0")
 
 
 class Completion(Base):
@@ -306,8 +312,10 @@ class Tenant(Base):
     weight: Mapped[float] = mapped_column(default=1.0)
     served: Mapped[float] = mapped_column(default=0.0)  # virtual time: device seconds by weight
     started: Mapped[float] = mapped_column(default=0.0)  # where its last claim began on it
-    credit: Mapped[float] = mapped_column(default=0.0)  # by how much estimates were too high
-    sec_per_token: Mapped[float] = mapped_column(default=0.0)  # of its groups; 0: not known
+    # By how much estimates were too high.
+    credit: Mapped[float] = mapped_column(default=0.0, server_default="0")
+    # Of its groups; 0: not known.
+    sec_per_token: Mapped[float] = mapped_column(default=0.0, server_default="0")
 
 
 class AcceptancePrior(Base):
@@ -488,7 +496,7 @@ class WorkerSession(Base):
     region: Mapped[str]
     tenure: Mapped[str]
     price_microusd: Mapped[int] = mapped_column(BigInteger)  # of an hour
-    pool: Mapped[str] = mapped_column(default=DEFAULT_POOL)
+    pool: Mapped[str] = mapped_column(default=DEFAULT_POOL, server_default=DEFAULT_POOL)
     # Of one device, where several work as one; NULL: nobody has said, so no job is left to it.
     each_microusd: Mapped[int | None] = mapped_column(BigInteger)
     started_at: Mapped[float]
@@ -514,7 +522,7 @@ class WorkerProcess(Base):
     verifier: Mapped[str | None]
     proposer: Mapped[str | None]
     region: Mapped[str | None]  # NULL: of an earlier version, which does not tell
-    is_spot: Mapped[bool] = mapped_column(default=False)
+    is_spot: Mapped[bool] = mapped_column(default=False, server_default=false())
     started_at: Mapped[float]
     heard_at: Mapped[float]  # its last heartbeat
     trouble: Mapped[str | None]  # why it can take no messages; NULL: it can

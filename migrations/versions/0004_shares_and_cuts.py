@@ -7,7 +7,7 @@ budget, nothing cut.
 import sqlalchemy as sa
 from alembic import op
 
-from specbatch.migrations.shared import NewColumn, add_columns, drop_columns
+from specbatch.migrations.shared import NewColumn, add_columns_without_defaults, drop_columns
 
 revision = "0004"
 down_revision = "0003"
@@ -27,8 +27,8 @@ _OF_GROUPS: tuple[NewColumn, ...] = (
 
 
 def upgrade() -> None:
-    add_columns("jobs", _OF_JOBS)
-    add_columns("groups", _OF_GROUPS)
+    add_columns_without_defaults("jobs", _OF_JOBS)
+    add_columns_without_defaults("groups", _OF_GROUPS)
     op.create_table(
         "tenants",
         sa.Column("tenant", sa.Text, nullable=False),

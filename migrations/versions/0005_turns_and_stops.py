@@ -6,7 +6,7 @@ Revision 0005. The index that finds a job's longest group also tells whether it 
 import sqlalchemy as sa
 from alembic import op
 
-from specbatch.migrations.shared import add_columns, drop_columns, where
+from specbatch.migrations.shared import add_columns_without_defaults, drop_columns, where
 
 revision = "0005"
 down_revision = "0004"
@@ -25,7 +25,7 @@ _COLUMNS = (
 
 def upgrade() -> None:
     for table, name, kind, value in _COLUMNS:
-        add_columns(table, [(name, kind, value)])
+        add_columns_without_defaults(table, [(name, kind, value)])
     op.drop_index("ix_groups_open", "groups")
     op.create_index(
         "ix_groups_next",
