@@ -2,7 +2,8 @@
 
 All completions of a job are in the partition of its month, so dropping a table removes old ones. A
 function with its owner's rights creates partitions on demand, so that submitters need no right to
-create tables. If a lock keeps it from creating one, the default partition takes the rows.
+create tables. If a lock keeps it from creating one, the default partition takes the rows of that
+month, all of them once it has some: no partition can be made any more for rows that are there.
 """
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ PREFIX = "completions_"
 FUNCTION = "specbatch_month(integer)"
 
 CREATE_DEFAULT = f"CREATE TABLE {PREFIX}default PARTITION OF completions DEFAULT"
+CREATE_INDEX = f"CREATE INDEX ix_{PREFIX}default_month ON {PREFIX}default (month)"
 
-# ATTACH does not block writers, and CREATE … PARTITION OF would. The path is pinned, because a
-# caller's own temporary table must not be taken for ours.
+# ATTACH does not block writers, and CREATE … PARTITION OF would. But it locks the default
+# partition, and while it waits for that, all other statements on completions wait behind it: so it
+# waits briefly, and is not tried in vain. (`min` uses the index; EXISTS might read all rows.) Only
+# one at a time tries it, for who has looked into that partition holds a lock on it too. The path is
+# pinned, because a caller's own temporary table must not be taken for ours.
 CREATE_FUNCTION = f"""
 DO $do$ BEGIN EXECUTE replace($create$
 CREATE OR REPLACE FUNCTION specbatch_month(of_month integer) RETURNS void
@@ -31,6 +36,13 @@ BEGIN
   IF of_month NOT BETWEEN 190001 AND 999912 OR mod(of_month, 100) NOT BETWEEN 1 AND 12 THEN
     RAISE EXCEPTION 'no month' USING ERRCODE = 'invalid_parameter_value';
   END IF;
+  PERFORM pg_advisory_xact_lock('completions'::regclass::oid::bigint);
+  IF to_regclass(partition) IS NOT NULL
+      OR of_month = (SELECT min(month) FROM {PREFIX}default WHERE month >= of_month)
+  THEN
+    RETURN;
+  END IF;
+  SET LOCAL lock_timeout = '200ms';
   EXECUTE 'CREATE TABLE ' || partition || ' (LIKE completions INCLUDING ALL)';
   EXECUTE 'ALTER TABLE completions ATTACH PARTITION ' || partition
     || ' FOR VALUES FROM (' || of_month || ') TO (' || upto || ')';

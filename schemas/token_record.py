@@ -173,6 +173,7 @@ def creating(dialect: str, with_reuse: bool = True) -> Iterator[str]:
     """Statements that create the views and functions on `completions`, which must exist."""
     if dialect == "postgresql":
         yield months.CREATE_DEFAULT
+        yield months.CREATE_INDEX
         yield months.CREATE_FUNCTION
         yield months.REVOKE_FUNCTION
         yield from _FUNCTIONS.values()

@@ -14,6 +14,7 @@ from ledger.test_roles import WHO, Login, login, run, scalar, store_of
 
 from specbatch.pipeline.ledger.sql import migrate
 from specbatch.pipeline.ledger.sql.store import SqlStore
+from specbatch.schemas.errors import StoreError
 from specbatch.schemas.months import month_of
 from specbatch.schemas.records import Stage
 from specbatch.schemas.sql_roles import AUDITOR, OPERATOR, WORKER
@@ -96,6 +97,29 @@ def test_where_no_partition_can_be_made_now_the_default_one_takes_the_rows(
     clock.now = at(2026, 12)
     do_job(store, "a-later-job")
     assert scalar(postgres_url, PARTS) == "completions_202612 completions_default"
+
+
+def test_no_partition_is_tried_for_a_month_whose_rows_the_default_one_has(
+    store: SqlStore, clock: Clock, postgres_url: str
+) -> None:
+    """It would lock that partition, and everybody would wait for it, at each submission."""
+    clock.now = at(2026, 11)
+    with psycopg.connect(postgres_url) as reader:
+        reader.execute("SELECT count(*) FROM completions_default")
+        do_job(store)
+    run(postgres_url, _NO_NEW_TABLES)
+    do_job(store, "another-job")
+    clock.now = at(2026, 12)
+    with pytest.raises(StoreError, match="no new tables"):
+        store.create_job(new_job("a-later-job", idempotency_key=None))
+
+
+_NO_NEW_TABLES = """
+CREATE FUNCTION refuse() RETURNS event_trigger LANGUAGE plpgsql
+  AS $$ BEGIN RAISE 'no new tables'; END $$;
+CREATE EVENT TRIGGER refuse ON ddl_command_start WHEN TAG IN ('CREATE TABLE')
+  EXECUTE FUNCTION refuse();
+"""
 
 
 def test_whoever_submits_makes_months_and_no_other_tables(login: Login, postgres_url: str) -> None:
