@@ -163,9 +163,12 @@ def _finish(service: Service, upload: Upload, tenant: str) -> StoredFile:
     file = upload.finish(service.file_store, tenant, service.privacy)
     try:
         return service.store.add_file(file)
-    except StoreError:
-        service.file_store.remove(file.file_id)
-        raise
+    except StoreError:  # its row may be there all the same, and needs the bytes
+        found = service.store.file(tenant, file.file_id)
+        if found is None:
+            service.file_store.remove(file.file_id)
+            raise
+        return found
 
 
 def _file(service: Service, caller: Caller, file_id: str) -> StoredFile:

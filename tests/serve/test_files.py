@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
 from serve.conftest import Served, jsonl, line, listening
 
 from specbatch.jobs.serve.file_store import FileStore
-from specbatch.schemas.errors import UsageError
+from specbatch.schemas.errors import StoreError, UsageError
 from specbatch.schemas.serving import Purpose
 
 CONTENT = jsonl(line("a"), line("b"))
@@ -34,6 +35,35 @@ def test_a_file_is_kept_as_it_was_sent(served: Served) -> None:
     assert list(served.service.file_store.files.iterdir()) == []
     with pytest.raises(openai.NotFoundError):
         client.files.content(file.id)
+
+
+def test_the_bytes_of_a_file_stay_while_its_row_may_be_there(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, files = type(served.store), served.service.file_store.files
+    add_file = store.add_file
+
+    def full(*_: object) -> None:
+        raise StoreError("the disk is full")
+
+    def unheard(*values: Any) -> None:
+        add_file(*values)
+        full()
+
+    client = served.client(max_retries=0)
+    monkeypatch.setattr(store, "add_file", unheard)
+    file = client.files.create(file=CONTENT, purpose="batch")
+    assert client.files.content(file.id).read() == CONTENT
+    with monkeypatch.context() as away:
+        away.setattr(store, "file", full)
+        with pytest.raises(openai.APIStatusError):
+            client.files.create(file=CONTENT, purpose="batch")
+    for listed in client.files.list():
+        assert client.files.content(listed.id).read() == CONTENT
+    monkeypatch.setattr(store, "add_file", full)
+    with pytest.raises(openai.APIStatusError):
+        client.files.create(file=CONTENT, purpose="batch")
+    assert len(list(files.iterdir())) == len(client.files.list().data) == 2
 
 
 def test_files_come_in_pages_and_by_purpose(served: Served) -> None:

@@ -92,6 +92,20 @@ def _writes(
     return method
 
 
+def _writes_once(
+    work: Callable[Concatenate[Connection, Now, P], T],
+) -> Callable[Concatenate[SqlStore, P], T]:
+    """The same for what another time would be done again, or refused with an error.
+
+    What names a fencing token is never done again. A claim that nobody knows of ends as a lease.
+    """
+
+    def method(self: SqlStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._db.write_once(lambda conn: work(conn, self._db.now(), *args, **kwargs))
+
+    return method
+
+
 def _pages(
     work: Callable[Concatenate[Transactions, P], T],
 ) -> Callable[Concatenate[SqlStore, P], T]:
@@ -147,18 +161,18 @@ class SqlStore:
     list_jobs = _reads(jobs.newest)
     progress = _reads(sql_figures.progress)
     progress_of = _reads(sql_figures.progress_of)
-    request_cancel = _writes(jobs.request_cancel)
+    request_cancel = _writes_once(jobs.request_cancel)
     fail_job = _writes(jobs.fail)
     give_up_job = _writes(jobs.give_up)
     _make_month = _writes(jobs.make_month)
-    _create = _writes(jobs.create)
+    _create = _writes_once(jobs.create)
     _cancelled = _reads_now(stopping.cancelled)
     _note_in_flight = _writes(stopping.note_in_flight)
     _over_limits = _reads_now(stopping.over_limits)
     _exhausted = _reads_now(sql_budgets.exhausted)
     _stop_if_over = _writes(stopping.stop)
-    _move = _writes(pinning.move)
-    _retry = _writes(jobs.retry)
+    _move = _writes_once(pinning.move)
+    _retry = _writes_once(jobs.retry)
 
     def create_job(self, job: NewJob) -> tuple[JobRow, bool]:
         self._make_month()
@@ -191,12 +205,12 @@ class SqlStore:
         return self._retry(job_id, quarantined, change)
 
     reviews = _reads(reviewing.reviews)
-    review_job = _writes(reviewing.review)
+    review_job = _writes_once(reviewing.review)
 
     # --- leases -----------------------------------------------------------------------------
     heartbeat = _writes(leases.heartbeat)
     cancel_group = _writes(sql_groups.cancel)
-    split_group = _writes(splitting.split_group)
+    split_group = _writes_once(splitting.split_group)
     due = _reads_now(sweeping.due)
     holders = _reads_now(leases.holders)
     holders_of = _reads_now(leases.holders_of)
@@ -280,7 +294,7 @@ class SqlStore:
         return self._release(lease, error, forgiven, whole, self._max_attempts)
 
     # --- ingest -----------------------------------------------------------------------------
-    add_groups = _writes(jobs.add_groups)
+    add_groups = _writes_once(jobs.add_groups)
     finish_ingest = _writes(jobs.finish_ingest)
     pause_ingest = _writes(jobs.pause_ingest)
     pin_models = _writes(jobs.pin_models)
@@ -313,7 +327,7 @@ class SqlStore:
         return self._claim_part(self._max_attempts, job_id, place, lease_sec)
 
     # --- what drafting taught ---------------------------------------------------------------
-    note_decisions = _writes(learning.note_decisions)
+    note_decisions = _writes_once(learning.note_decisions)
     decisions = _reads(learning.decisions)
     keep_knowledge = _writes(learning.keep_knowledge)
     knowledge = _reads(learning.knowledge)
@@ -321,36 +335,36 @@ class SqlStore:
     acceptance = _reads(learning.acceptance)
     acceptance_days = _reads(learning.acceptance_days)
     slow_falls = _reads_now(learning.slow_falls)
-    supersede_acceptance = _writes(learning.supersede_acceptance)
+    supersede_acceptance = _writes_once(learning.supersede_acceptance)
     forget_old_acceptance = _writes(learning.forget_old_acceptance)
     past_outputs = _pages(learning.past_outputs)
     offer_answers = _writes(reusing.offer)
     answered = _reads(reusing.answered)
 
     # --- the model registry -----------------------------------------------------------------
-    add_model = _writes(registry.add_model)
+    add_model = _writes_once(registry.add_model)
     models = _reads(registry.models)
     deployments = _reads(registry.deployments)
-    promote = _writes(registry.promote)
-    roll_back = _writes(registry.roll_back)
-    retire = _writes(registry.retire)
+    promote = _writes_once(registry.promote)
+    roll_back = _writes_once(registry.roll_back)
+    retire = _writes_once(registry.retire)
     add_pair_trial = _writes(registry.add_pair_trial)
     pair_trials = _reads(registry.pair_trials)
-    begin_rollout = _writes(rolling_out.begin)
+    begin_rollout = _writes_once(rolling_out.begin)
     rollouts = _reads(rolling_out.rollouts)
     rollout_groups = _reads(rolling_out.groups)
     observe_rollout = _writes(rolling_out.observe)
-    stop_rollout = _writes(rolling_out.stop)
-    settle_rollouts = _writes(rolling_out.settle)
+    stop_rollout = _writes_once(rolling_out.stop)
+    settle_rollouts = _writes_once(rolling_out.settle)
 
     # --- drafting switched off by an operator -----------------------------------------------
-    switch_drafting_off = _writes(switching.switch_off)
-    switch_drafting_on = _writes(switching.switch_on)
+    switch_drafting_off = _writes_once(switching.switch_off)
+    switch_drafting_on = _writes_once(switching.switch_on)
     draft_switches = _reads(switching.switches)
 
     # --- budgets of tenants -----------------------------------------------------------------
-    set_budget = _writes(sql_budgets.set_budget)
-    remove_budget = _writes(sql_budgets.remove_budget)
+    set_budget = _writes_once(sql_budgets.set_budget)
+    remove_budget = _writes_once(sql_budgets.remove_budget)
     budgets = _reads(sql_budgets.budgets)
     tenant_accounts = _reads_now(sql_budgets.tenant_accounts)
     budget_shortfalls = _reads_now(sql_budgets.shortfalls)
@@ -382,10 +396,10 @@ class SqlStore:
     report_process = _writes(sql_figures.report_process)
     forget_process = _writes(sql_figures.forget_process)
     forget_silent_processes = _writes(sql_figures.forget_silent_processes)
-    note_schedule_run = _writes(schedules.note)
-    note_schedule_runs = _writes(schedules.note_all)
-    claim_schedule_run = _writes(schedules.claim)
-    hold_schedule_run = _writes(schedules.hold)
+    note_schedule_run = _writes_once(schedules.note)
+    note_schedule_runs = _writes_once(schedules.note_all)
+    claim_schedule_run = _writes_once(schedules.claim)
+    hold_schedule_run = _writes_once(schedules.hold)
     schedule_runs = _reads(schedules.newest)
 
     # --- notifications ----------------------------------------------------------------------
@@ -396,12 +410,12 @@ class SqlStore:
     notifications_of = _reads(notifications.of_job)
 
     # --- what is served ---------------------------------------------------------------------
-    add_file = _writes(serving.add_file)
+    add_file = _writes_once(serving.add_file)
     file = _reads(serving.file)
     files = _reads(serving.files)
     file_ids = _reads(serving.file_ids)
-    delete_file = _writes(serving.delete_file)
-    add_batch = _writes(serving.add_batch)
+    delete_file = _writes_once(serving.delete_file)
+    add_batch = _writes_once(serving.add_batch)
     batch = _reads(serving.batch)
     batches = _reads(serving.batches)
     batch_of_file = _reads(serving.batch_of_file)
@@ -411,7 +425,7 @@ class SqlStore:
     note_batch_waits = _writes(serving.note_batch_waits)
     cancel_batch = _writes(serving.cancel_batch)
     end_batch = _writes(serving.end_batch)
-    add_api_key = _writes(serving.add_api_key)
+    add_api_key = _writes_once(serving.add_api_key)
     api_key = _reads_now(serving.api_key)
     api_keys = _reads_now(serving.api_keys)
     revoke_api_key = _writes(serving.revoke_api_key)
@@ -427,7 +441,7 @@ class SqlStore:
     row_figures = _pages(sql_figures.of_rows)
 
     # --- audits -----------------------------------------------------------------------------
-    note_action = _writes(jobs.note_action)
+    note_action = _writes_once(jobs.note_action)
     log = _pages(audit_log.log)
     log_head = _reads(audit_log.head)
     logged_job = _reads(audit_log.logged_job)
@@ -436,7 +450,7 @@ class SqlStore:
     kept_one = _pages(audit_log.kept_one)
     groups = _pages(audit_log.groups)
     accounts = _reads(audit_log.accounts)
-    keep_audit = _writes(audit_log.keep_audit)
+    keep_audit = _writes_once(audit_log.keep_audit)
     audits = _reads(audit_log.audits)
     correctness = _reads(audit_log.correctness)
 

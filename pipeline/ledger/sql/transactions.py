@@ -17,6 +17,7 @@ from sqlalchemy import (
     cast,
     func,
     literal,
+    text,
     tuple_,
 )
 from sqlalchemy.dialects import postgresql, sqlite
@@ -157,8 +158,16 @@ class Transactions:
         return self._run(self._reader, work)
 
     def write(self, work: Callable[[Connection], T]) -> T:
-        """Run work that writes: all of it is committed, or nothing."""
+        """Run work that writes: all of it is committed, or nothing.
+
+        Where the answer to a COMMIT is lost, the work is done again: it must change nothing then,
+        and may be refused by its fencing token.
+        """
         return self._run(self._writer, work)
+
+    def write_once(self, work: Callable[[Connection], T]) -> T:
+        """The same for work that another time would do something else, for one statement more."""
+        return self._run(self._writer, _Once(work) if self.is_postgres else work)
 
     def rows(self, query: Select[Any]) -> Sequence[Row[Any]]:
         """All rows of a query."""
@@ -201,6 +210,44 @@ class Transactions:
             raise StoreError(explain(error, self.shown_url), refused=refused) from error
 
 
+class _UndecidedError(SQLAlchemyError):
+    """The server has not noticed yet that the connection of a transaction is gone."""
+
+    def __init__(self) -> None:
+        super().__init__("it has not ended the transaction of a lost connection yet")
+
+
+class _Once:
+    """Work of which no second run follows one that was committed.
+
+    When a connection is lost in a COMMIT, only the server knows what became of it. It is asked by
+    the transaction's number. (SQLite's COMMIT is this process's own, and never in doubt.)
+    """
+
+    def __init__(self, work: Callable[[Connection], Any]) -> None:
+        self._work = work
+        self._number: int | None = None  # of the transaction that was to be committed
+        self._done: Any = None
+
+    def __call__(self, conn: Connection) -> Any:
+        became = self._number and conn.scalar(_STATUS, {"number": self._number})
+        if became == "in progress":
+            raise _UndecidedError
+        if became != "committed":
+            self._number = None
+            self._done = self._work(conn)
+            self._number = conn.scalar(_NUMBER)
+        return self._done
+
+
+_NUMBER = text("SELECT txid_current_if_assigned()")
+# A server may have taken over without this transaction: its number is still to come there.
+_STATUS = text(
+    "SELECT CASE WHEN :number < txid_snapshot_xmax(txid_current_snapshot())"
+    " THEN txid_status(:number) END"
+)
+
+
 def _in_transaction(engine: Any, work: Callable[[Connection], T], asking: Asking) -> T:
     writes = engine.get_execution_options().get(WRITES, False)
     asking.asks()
@@ -230,6 +277,8 @@ def is_transient(error: BaseException) -> bool:
     """Whether the same work may succeed if it is simply done again."""
     if not is_database_error(error):
         return False
+    if isinstance(error, _UndecidedError):
+        return True
     if isinstance(error, DBAPIError) and error.connection_invalidated:
         return True
     cause = _cause(error)
