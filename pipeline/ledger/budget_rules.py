@@ -68,17 +68,22 @@ def room_of(account: Account, budget: Budget) -> int | None:
     return None if tokens is None else max(0, tokens)
 
 
-def shortfall(job_id: str, account: Account, bound: int) -> Shortfall | None:
+def shortfall(
+    job_id: str, account: Account, bound: int, to_come: int | None = None
+) -> Shortfall | None:
     """Of a job whose smallest group has this bound, 0 if it has its reservation; None: it is
     covered. Of several budgets that do not cover it, one that never will counts, else the one that
-    lasts longest."""
+    lasts longest. `to_come`: the smallest bound that a group of the job may yet have."""
     held = [b for b in account.budgets if bound and not _covers(room_of(account, b), bound)]
     if not held:
         return None
-    never = [budget for budget in held if is_final(account, budget, bound)]
+    least = bound if to_come is None else min(bound, to_come)
+    never = [budget for budget in held if is_final(account, budget, least)]
     budget = (never or held)[-1]
-    waits, stops = (of(account, budget, bound) for of in (waits_because, stops_because))
-    return Shortfall(job_id, budget.period, waits, bool(never), stops)
+    waits = waits_because(account, budget, bound, is_final(account, budget, bound) and not never)
+    return Shortfall(
+        job_id, budget.period, waits, bool(never), stops_because(account, budget, bound)
+    )
 
 
 def _covers(room: int | None, bound: int) -> bool:
@@ -124,11 +129,14 @@ def _lack(account: Account, budget: Budget, bound: int) -> str:
     return f"{tokens:,} tokens are left{way}, and its smallest group may take {bound:,}"
 
 
-def waits_because(account: Account, budget: Budget, bound: int) -> str:
-    """What a job waits for, as `Backlog.waiting` says it."""
+def waits_because(account: Account, budget: Budget, bound: int, for_others: bool = False) -> str:
+    """What a job waits for, as `Backlog.waiting` says it. `for_others`: for groups that are not at
+    VERIFY yet."""
     until = next_begins_at(budget.period, account.at)
     if account.reserved_tokens:
         then = "groups under way may give some back"
+    elif for_others:
+        then = "groups to come may take less"
     elif until is None:
         then = "it is about to stop"
     else:

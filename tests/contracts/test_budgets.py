@@ -304,6 +304,37 @@ def test_a_job_stops_when_a_total_is_spent_and_goes_on_when_it_is_raised(store: 
     assert store.progress("job-1").completions == 2 * ROWS
 
 
+@pytest.mark.parametrize("period", [Period.TOTAL, Period.DAY])
+def test_a_job_does_not_stop_while_smaller_groups_may_come(store: Store, period: Period) -> None:
+    """Whenever the sweeper looks: while the input is read, or while drafts are made."""
+    limit(store, GROUP, period)
+    store.create_job(new_job("job-1", tenant="acme"))
+    lease = claim_job(store, Stage.INGEST, job_id="job-1").lease
+    add = partial(store.add_groups, lease, rejected=[], next_row=14, cursor=position())
+    add([new_group(0, 10)])
+    assert store.stop_overdue() == set()
+    assert store.waiting_for_budget(["job-1"]) == {}, "its input is read"
+    add([new_group(1, ROWS, Stage.PROPOSE)])
+    store.finish_ingest(lease, 14, {})
+    assert store.stop_overdue() == set()
+    assert claim(store) is None
+    (short,) = store.budget_shortfalls()
+    assert short.words.endswith("may take 160; groups to come may take less")
+    drafted = found(store.claim_next(Stage.PROPOSE, "small", "p", LEASE_SEC))
+    store.advance(drafted.lease, Stage.VERIFY, None, NO_TIME)
+    record(store, found(claim(store)))
+    assert store.stop_overdue() == {"job-1"}
+
+
+def test_a_spent_total_stops_a_job_whatever_is_to_come(store: Store) -> None:
+    store.set_budget("acme", Period.TOTAL, None, 0.5, "a test")
+    store.create_job(new_job("job-1", tenant="acme"))
+    lease = claim_job(store, Stage.INGEST, job_id="job-1").lease
+    store.add_groups(lease, [new_group(0, ROWS), new_group(1, ROWS)], [], 8, position())
+    record(store, found(claim(store)))
+    assert store.stop_overdue() == {"job-1"}
+
+
 def test_a_job_whose_budget_is_raised_in_that_moment_does_not_stop(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

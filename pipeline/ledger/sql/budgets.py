@@ -318,11 +318,32 @@ def shortfalls(
     jobs = {row.job_id: row.tenant for one in which for row in conn.execute(query.where(one))}
     least = smallest(conn, list(jobs), Group.lease_owner.is_(None))
     of_tenants = accounts(conn, now, {jobs[job_id] for job_id in least})
-    found = (
-        budget_rules.shortfall(job_id, of_tenants[jobs[job_id]], bound_of_job)
-        for job_id, bound_of_job in sorted(least.items())
-    )
-    return [one for one in found if one is not None]
+
+    def of_job(job_id: str, to_come: int | None = None) -> Shortfall | None:
+        account_of_job = of_tenants[jobs[job_id]]
+        return budget_rules.shortfall(job_id, account_of_job, least[job_id], to_come)
+
+    found = {job_id: short for job_id in sorted(least) if (short := of_job(job_id)) is not None}
+    to_come = _smallest_to_come(conn, [one.job_id for one in found.values() if one.is_final])
+    found |= {job_id: short for job_id in to_come if (short := of_job(job_id, to_come[job_id]))}
+    return list(found.values())
+
+
+def _smallest_to_come(conn: Connection, job_ids: Sequence[str]) -> dict[str, int]:
+    """By job the smallest bound of a group that is to be verified yet; 1 while its input is read.
+    (A reading that is paused waits for groups to end.)"""
+    waits = Group.stage.in_([Stage.PROPOSE.value, Stage.VERIFY.value])
+    is_read = or_(Job.ingest_done, Job.ingest_resumes_at.is_not(None))
+    found: dict[str, int] = {}
+    for some in in_parts(job_ids):
+        query = (
+            select(Job.job_id, case((is_read, func.min(bound())), else_=1).label("least"))
+            .join(Group, Group.job_id == Job.job_id)
+            .where(Job.job_id.in_(some), group_is_open(), waits)
+            .group_by(Job.job_id, Job.ingest_done, Job.ingest_resumes_at)
+        )
+        found |= {row.job_id: int(row.least) for row in conn.execute(query)}
+    return found
 
 
 def waiting_for_budget(conn: Connection, now: Now, job_ids: Collection[str]) -> dict[str, str]:
@@ -387,8 +408,7 @@ def check_retried(conn: Connection, now: Now, job_id: str, tenant: str) -> None:
                 f"job {job_id} has results that wait to be recorded, and its tenant's budget of "
                 f"{budget_rules.amounts(budget)} lacks {-left:,} tokens for them: {raised}"
             )
-    waiting = Group.stage.in_([Stage.PROPOSE.value, Stage.VERIFY.value])
-    least = conn.scalar(select(func.min(bound())).where(Group.job_id == job_id, waiting))
-    lacking = least and budget_rules.shortfall(job_id, of_tenant, int(least))
+    least = _smallest_to_come(conn, [job_id]).get(job_id)
+    lacking = least and budget_rules.shortfall(job_id, of_tenant, least)
     if lacking and lacking.is_final:
         raise OverBudgetError(f"job {job_id} would stop again: {lacking.reason}; {raised}")
