@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
+from functools import partial
 
 import orjson
 from contracts.shorthand import commit, finish, ingest, verified
 from ledger.audited import audited, told
 from ledger.builders import JOB
+from sqlalchemy import Engine, event
 
 from specbatch.pipeline.audit import accounts, entries
 from specbatch.pipeline.audit.log_facts import LogFacts
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.pipeline.ledger.sql.migrate import open_store
 from specbatch.pipeline.operations.coverage import Extent
 from specbatch.schemas.audit import EMPTY, EntryKind, LogEntry
 from specbatch.schemas.provenance import Ticks
@@ -62,6 +66,29 @@ def test_time_of_a_session_that_had_ended_is_pinned(store: Store) -> None:
     found = audited(store)
     assert found.findings == []
     assert (found.accounts.slices, found.accounts.ticks) == (1, 10)
+
+
+def test_a_session_that_ends_during_a_publication_is_no_fault(postgres_url: str) -> None:
+    with closing(open_store(postgres_url)) as store, closing(open_store(postgres_url)) as other:
+        ingest(store, groups=1)
+        store.begin_session(NewSession(SESSION, "w1", DEVICE, 0))
+        store.report_time(SessionTime(SESSION, 100), {LOST: Ticks(verify=10)})
+        commit(store, verified(store, 0))
+        ends = iter(
+            [partial(other.end_session, SessionTime(SESSION, 100), {LOST: Ticks(verify=15)})]
+        )
+
+        def end(_conn: object, _cursor: object, statement: str, *_: object) -> None:
+            if "FROM time_slices" in statement and (end_session := next(ends, None)):
+                end_session()
+
+        event.listen(Engine, "after_cursor_execute", end)
+        try:
+            finish(store)
+        finally:
+            event.remove(Engine, "after_cursor_execute", end)
+        assert next(ends, None) is None
+        assert audited(store).findings == []
 
 
 def test_all_stores_pin_the_same(store: Store) -> None:

@@ -345,6 +345,8 @@ def accounts(conn: Connection, job_id: str) -> AccountRows:
         .where(Group.job_id == job_id)
         .order_by(Group.group_index)
     )
+    # Before their slices: those of a session that has ended are final.
+    sessions = time.sessions(conn, job_id, None)
     device = [getattr(WorkerSession, name) for name in time_mapper.DEVICE]
     slices = conn.execute(
         select(*TimeSlice.__table__.c, *device, false().label("in_flight"))
@@ -364,7 +366,7 @@ def accounts(conn: Connection, job_id: str) -> AccountRows:
         job=dict(job._mapping),
         groups=[tuple(row) for row in groups],
         slices=[time_mapper.time_slice(row) for row in slices],
-        sessions=time.sessions(conn, job_id, None),
+        sessions=sessions,
         decisions=[(row.id, mapper.decision(row)) for row in decisions],
         usage=[tuple(row) for row in used],
     )
