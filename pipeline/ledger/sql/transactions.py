@@ -167,7 +167,8 @@ class Transactions:
 
     def write_once(self, work: Callable[[Connection], T]) -> T:
         """The same for work that another time would do something else, for one statement more."""
-        return self._run(self._writer, _Once(work) if self.is_postgres else work)
+        once: Callable[[Connection], T] = _Once(work) if self.is_postgres else work
+        return self._run(self._writer, once)
 
     def rows(self, query: Select[Any]) -> Sequence[Row[Any]]:
         """All rows of a query."""
