@@ -25,7 +25,6 @@ from specbatch.schemas.crash_points import CrashPoint
 from specbatch.schemas.records import Stage
 from specbatch.schemas.schedules import RunState
 from specbatch.schemas.serving import ApiKey, Page, Scope
-from specbatch.schemas.speculation import Decision, DecisionAction
 from support.databases import new_database
 
 Ask = Callable[..., Any]  # calls a method of the store
@@ -40,14 +39,12 @@ def of_jobs(store: Store, ask: Ask) -> list[Any]:
     store.finish_ingest(reading, 8, {})
     held = claim(store, 0).lease
     said += [ask(store.split_group, held, keep) for keep in (3, 2)]
-    decision = Decision(START, DecisionAction.OFF, "*", "nothing was gained")
-    ask(store.note_decisions, JOB, [decision])
     ask(store.note_action, JOB, EntryKind.EXPORTED, {"to": "somewhere"})
     ask(store.keep_audit, AuditRecord(JOB, 50, 1, 900, True))
     store.create_job(new_job(OTHER))
     store.fail_job(claim_job(store, Stage.INGEST, job_id=OTHER).lease, "it cannot be read")
     said += [ask(store.retry_job, OTHER), ask(store.request_cancel, OTHER)]
-    said += [store.decisions(JOB), store.audits(JOB)]
+    said += [store.audits(JOB)]
     return [*said, store.progress(JOB), *store.log(JOB), *store.log(OTHER)]
 
 

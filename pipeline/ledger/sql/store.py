@@ -98,6 +98,7 @@ def _writes_once(
     """The same for what another time would be done again, or refused with an error.
 
     What names a fencing token is never done again. A claim that nobody knows of ends as a lease.
+    A decision or a count of acceptance that is noted twice is not worth a statement.
     """
 
     def method(self: SqlStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -327,7 +328,7 @@ class SqlStore:
         return self._claim_part(self._max_attempts, job_id, place, lease_sec)
 
     # --- what drafting taught ---------------------------------------------------------------
-    note_decisions = _writes_once(learning.note_decisions)
+    note_decisions = _writes(learning.note_decisions)
     decisions = _reads(learning.decisions)
     keep_knowledge = _writes(learning.keep_knowledge)
     knowledge = _reads(learning.knowledge)

@@ -160,8 +160,8 @@ class Transactions:
     def write(self, work: Callable[[Connection], T]) -> T:
         """Run work that writes: all of it is committed, or nothing.
 
-        Where the answer to a COMMIT is lost, the work is done again: it must change nothing then,
-        and may be refused by its fencing token.
+        Where the answer to a COMMIT is lost, the work is done again. Then its fencing token is
+        refused, or it changes nothing that matters.
         """
         return self._run(self._writer, work)
 
@@ -243,10 +243,7 @@ class _Once:
 
 _NUMBER = text("SELECT txid_current_if_assigned()")
 # A server may have taken over without this transaction: its number is still to come there.
-_STATUS = text(
-    "SELECT CASE WHEN :number < txid_snapshot_xmax(txid_current_snapshot())"
-    " THEN txid_status(:number) END"
-)
+_STATUS = text("SELECT CASE WHEN :number < txid_current() THEN txid_status(:number) END")
 
 
 def _in_transaction(engine: Any, work: Callable[[Connection], T], asking: Asking) -> T:
