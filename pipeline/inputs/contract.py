@@ -163,21 +163,13 @@ def files_from(files: list[ObjectInfo], start: SourcePosition | None) -> list[Ob
             if info.version != start.version:
                 raise changed_since(info.uri)
             return files[index:]
-    raise InputError(
-        f"{start.uri} is gone since this job began reading it; put it back, or submit a new job"
-    )
+    raise gone_since(start.uri)
 
 
-def check_same_files(
-    files: list[ObjectInfo], report: Mapping[str, Any], start: SourcePosition | None = None
-) -> None:
-    """Raise `InputError` unless these are the files that the job of this report began to read.
-
-    `start`: where it reads on, if it does; the error names that file where it is another one.
-    """
+def check_same_files(files: list[ObjectInfo], report: Mapping[str, Any]) -> None:
+    """Raise `InputError` unless these are the files that the job of this report began to read."""
     known = report.get(INPUT_FILES)
     if known is not None and known != files_digest(files):
-        files_from(files, start)
         raise InputError(
             "files of the input were added, removed or changed since this job began reading it; "
             "make them as they were and use `specbatch retry`, or submit a new job"
@@ -188,6 +180,13 @@ def changed_since(uri: str) -> InputError:
     """The error for an input that changed since earlier rows were read."""
     return InputError(
         f"{uri} changed since this job began reading it; put the original back, or submit a new job"
+    )
+
+
+def gone_since(uri: str) -> InputError:
+    """The error for a file of the input that is no longer there."""
+    return InputError(
+        f"{uri} is gone since this job began reading it; put it back, or submit a new job"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -40,14 +41,20 @@ from specbatch.schemas.openai_formats import format_of_url
 from specbatch.schemas.spec import InputSpec
 
 
-def open_source(spec: InputSpec, objects: Objects, memory_bytes: int = READER_BYTES) -> Source:
-    """Find the input's files and choose the reader. `memory_bytes` limits decoding.
+def open_source(
+    spec: InputSpec,
+    objects: Objects,
+    memory_bytes: int = READER_BYTES,
+    among: Callable[[list[ObjectInfo]], list[ObjectInfo]] = list,
+) -> Source:
+    """Find the input's files and choose the reader. `memory_bytes` limits decoding. `among`
+    chooses those to be read of the files that are found; a table's snapshot names its own.
 
     Raises `InputError` if there are none, and `ObjectError` if the store may answer later.
     """
     if spec.table is not None:
         return _table_source(spec, objects, memory_bytes)
-    files, name = find_files(spec, objects)
+    files, name = find_files(spec, objects, among)
     if name in ("parquet", "arrow"):
         from specbatch.pipeline.inputs.columnar import ColumnarSource
 
@@ -80,12 +87,16 @@ def text_source(
     return JsonlSource(spec, objects, files, name)
 
 
-def find_files(spec: InputSpec, objects: Objects) -> tuple[list[ObjectInfo], Format]:
+def find_files(
+    spec: InputSpec,
+    objects: Objects,
+    among: Callable[[list[ObjectInfo]], list[ObjectInfo]] = list,
+) -> tuple[list[ObjectInfo], Format]:
     """The input's files and their format. Raises as `open_source` does; needs no pyarrow, but
     for tables."""
     if spec.table is not None:
         return _table(spec, objects).files, "parquet"
-    files = list_files(spec, objects)
+    files = among(list_files(spec, objects))
     _check_read_once(files)
     name = _format(spec, files, objects)
     if spec.delimiter is not None and name != "csv":

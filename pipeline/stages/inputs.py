@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from specbatch.pipeline.inputs.contract import (
-    INPUT_FILES,
-    Source,
-    check_same_files,
-    files_digest,
-)
+from typing import Any
+
+from specbatch.pipeline.inputs.contract import INPUT_FILES, Source, files_digest
 from specbatch.pipeline.inputs.sources import open_source
 from specbatch.pipeline.stages.context import StageContext
+from specbatch.pipeline.stages.input_files import keep_files, open_kept
 from specbatch.pipeline.stages.kept_columns import check_kept
 from specbatch.pipeline.stages.lineage import input_facts
 from specbatch.pipeline.stages.tables import input_of, pinned_snapshot, prepare_table
@@ -19,7 +17,7 @@ from specbatch.schemas.spec import InputSpec, JobSpec
 
 def open_checked(
     context: StageContext, work: JobWork, job: JobRow, spec: JobSpec
-) -> tuple[Source, dict[str, str]]:
+) -> tuple[Source, dict[str, Any]]:
     """The input, and what the job's report keeps of it: its files, and a table's snapshot.
 
     An output table that is missing is made. Raises `UsageError` for what cannot be read or kept, or
@@ -32,7 +30,9 @@ def open_checked(
     prepare_table(context, spec, source)
     if context.tells_lineage:
         context.store.note_report(work.lease, input_facts(source, spec.input).noted())
-    return source, {INPUT_FILES: files_digest(source.files)} | pinned_snapshot(given)
+    if given.pinned is not None:
+        return source, {INPUT_FILES: files_digest(source.files)} | pinned_snapshot(given)
+    return source, {} if _is_begun(work) else keep_files(context, job, given, source.files)
 
 
 def open_again(context: StageContext, work: JobWork, job: JobRow, spec: JobSpec) -> Source:
@@ -41,7 +41,11 @@ def open_again(context: StageContext, work: JobWork, job: JobRow, spec: JobSpec)
 
 
 def _opened(context: StageContext, given: InputSpec, work: JobWork, job: JobRow) -> Source:
-    source = open_source(given, context.objects, context.reader_bytes)
-    if work.cursor is not None:  # where nothing was stored of it, it may have been mended
-        check_same_files(source.files, job.report, work.cursor)
-    return source
+    if _is_begun(work):
+        return open_kept(context, job, given)
+    return open_source(given, context.objects, context.reader_bytes)
+
+
+def _is_begun(work: JobWork) -> bool:
+    """Whether rows are stored. Before that, the input may be changed and tried again."""
+    return work.cursor is not None

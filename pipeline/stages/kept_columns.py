@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from specbatch.pipeline.inputs.contract import Source, check_same_files
+from specbatch.pipeline.inputs.contract import Source
 from specbatch.pipeline.inputs.kept import kept_schema
-from specbatch.pipeline.inputs.sources import open_source
 from specbatch.pipeline.outputs.parts import Kept
 from specbatch.pipeline.stages.context import StageContext
+from specbatch.pipeline.stages.input_files import open_kept
 from specbatch.pipeline.stages.tables import input_of
 from specbatch.schemas.arrow import output_schema
 from specbatch.schemas.records import JobRow
@@ -25,9 +25,7 @@ def kept_columns(context: StageContext, job: JobRow, spec: JobSpec) -> Kept | No
     """The columns, to be read with the output's rows. Raises `InputError` if the input changed."""
     if not spec.output.keep_columns:
         return None
-    given = input_of(context, job, spec)
-    source = open_source(given, context.objects, context.reader_bytes)
-    check_same_files(source.files, job.report)
+    source = open_kept(context, job, input_of(context, job, spec))
     schema = _schema_of(source, spec)
     return Kept(schema, source.kept_rows(schema)) if schema.names else None
 

@@ -9,6 +9,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from specbatch.pipeline.inputs.contract import Source
 from specbatch.pipeline.inputs.planner import PlannedGroup
@@ -26,7 +27,7 @@ class Reading:
 
     source: Source
     batches: Iterator[list[PlannedGroup]]
-    identity: dict[str, str]
+    identity: dict[str, Any]
 
 
 class PausedReadings:
