@@ -153,8 +153,9 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_goes_on(
     keyed = [*map(str, job), "--max-tokens", "200", "--ignore-eos", "--group-size", "4"]
     keyed += ["--local", "--idempotency-key", "k", "--json"]
     with forks.open_memory() as out, (folder / "log").open("wb") as log:
+        one_by_one = {"SPECBATCH_MAX_CONCURRENT_SEQUENCES": "1"}  # most is left to do
         running = forks.fork(
-            *("submit-job", *keyed), environment={}, cwd=folder, stdout=out, stderr=log
+            *("submit-job", *keyed), environment=one_by_one, cwd=folder, stdout=out, stderr=log
         )
         try:
             _wait_for_groups(folder)
