@@ -40,6 +40,7 @@ from specbatch.benchmarks.processes import cpu_sec
 from specbatch.benchmarks.worker_times import Parts, StageTimes, StepTimes, threads_cpu_sec
 from specbatch.jobs.bench.machine import machine
 from specbatch.jobs.bench.models import BenchModel, demo_model
+from specbatch.jobs.cli.console import begin_process
 from specbatch.jobs.cli.second_process import KINDS as SECOND_KINDS
 from specbatch.jobs.cli.second_process import SecondProcess
 from specbatch.pipeline.bootstrap import KINDS, make_client, make_store
@@ -329,6 +330,7 @@ def main() -> None:
     parser.add_argument("--switch-sec", type=float, help="Python's, in the one process; to compare")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the JSON file")
     arguments = parser.parse_args()
+    begin_process()  # as a worker's
     model = demo_model()
     name = "overhead-demo"
     if arguments.threads is not None:

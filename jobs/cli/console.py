@@ -8,6 +8,7 @@ spelled out in all of it (`visible.py`): ids, texts and names are other people's
 
 from __future__ import annotations
 
+import gc
 import io
 import logging
 import os
@@ -42,6 +43,7 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 NOT_SUBMITTED = "interrupted: nothing was submitted"
 MAYBE_SUBMITTED = "interrupted while the job was stored: `specbatch jobs` says whether it is there"
 _CRASHED = 1
+_SELDOM = 10_000, 10, 10  # new objects; younger collections before an older one
 _formatter = logging.Formatter()
 _text_handler: logging.Handler = logging.NullHandler()  # of this program, once it logs
 
@@ -83,7 +85,7 @@ def run(app: typer.Typer, prog_name: str) -> NoReturn:
 
         completion_init()
         err.quiet = True  # a shell shows it in the middle of the line
-    log_to_stderr()
+    begin_process()
     try:
         with patient(remark):
             app(prog_name=prog_name)
@@ -125,7 +127,18 @@ class _VisibleFormatter(logging.Formatter):
         return visible(super().format(record))
 
 
-def log_to_stderr() -> None:
+def begin_process() -> None:
+    """In each process that is all ours, before it imports what it needs.
+
+    Importing torch and transformers makes a million objects that stay. By default all of them are
+    looked at again and again: a fifth of a command's start, and half a second of a worker's lock
+    each time that much was computed.
+    """
+    gc.set_threshold(*_SELDOM)
+    _log_to_stderr()
+
+
+def _log_to_stderr() -> None:
     """Warnings of workers, beside the progress bar and not through it."""
     logging.setLogRecordFactory(_masked_record)
     global _text_handler

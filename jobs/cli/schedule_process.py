@@ -64,14 +64,14 @@ class Processes:
 
 def main() -> None:
     """One attempt: what it is comes on the first line of stdin, whose end is its end."""
-    from specbatch.jobs.cli.console import complain, log_as, log_to_stderr
+    from specbatch.jobs.cli.console import begin_process, complain, log_as
     from specbatch.pipeline.bootstrap import make_store
 
     said = orjson.loads(sys.stdin.buffer.readline())
     settings = Settings.model_validate(said["settings"])
     run = said["attempt"].pop("run")
     attempt = Attempt(ScheduleRun(**{**run, "state": RunState(run["state"])}), **said["attempt"])
-    log_to_stderr()
+    begin_process()
     log_as(settings.log_format)
     logging.getLogger("specbatch").setLevel(logging.INFO)
     signal.signal(signal.SIGTERM, signal.default_int_handler)

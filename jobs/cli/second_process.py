@@ -60,11 +60,11 @@ class SecondProcess(ChildProcess):
 
 def main() -> None:
     """The process itself: settings come on the first line of stdin, whose end is its end."""
-    from specbatch.jobs.cli.console import complain, log_as, log_to_stderr
+    from specbatch.jobs.cli.console import begin_process, complain, log_as
     from specbatch.workers.lifecycle import run_worker
 
     settings = Settings.model_validate_json(sys.stdin.buffer.readline())
-    log_to_stderr()
+    begin_process()
     log_as(settings.log_format)
     for name in ("celery", "specbatch"):
         logging.getLogger(name).setLevel(int(sys.argv[2]))

@@ -29,14 +29,14 @@ class RunnerProcess(ChildProcess):
 def main() -> None:
     """The process itself. The folder of the service is its workspace."""
     from specbatch.jobs.cli.connect import silent
-    from specbatch.jobs.cli.console import INTERRUPTED, complain, log_as, log_to_stderr
+    from specbatch.jobs.cli.console import INTERRUPTED, begin_process, complain, log_as
     from specbatch.jobs.serve.file_store import FileStore
     from specbatch.jobs.serve.locks import only_one
     from specbatch.jobs.serve.runner import Runner
     from specbatch.pipeline.bootstrap import make_client, make_store
 
     settings = Settings.model_validate_json(sys.stdin.buffer.readline())
-    log_to_stderr()
+    begin_process()
     log_as(settings.log_format)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     threading.Thread(target=end_with_parent, name="parent", daemon=True).start()
