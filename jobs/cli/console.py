@@ -130,9 +130,9 @@ class _VisibleFormatter(logging.Formatter):
 def begin_process() -> None:
     """In each process that is all ours, before it imports what it needs.
 
-    Importing torch and transformers makes a million objects that stay. By default all of them are
-    looked at again and again: a fifth of a command's start, and half a second of a worker's lock
-    each time that much was computed.
+    Importing torch and transformers makes 300,000 objects that stay. By default all of them are
+    looked at again and again: a fifth of a command's start, and then 0.2 s of a worker's lock each
+    time that a quarter as many have come.
     """
     gc.set_threshold(*_SELDOM)
     _log_to_stderr()
