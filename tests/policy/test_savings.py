@@ -17,6 +17,7 @@ from specbatch.pipeline.policy.costs.controls import (
     Controls,
     Measured,
     Part,
+    weight,
 )
 from specbatch.pipeline.policy.costs.savings import (
     at_depth_0,
@@ -193,6 +194,18 @@ def test_devices_count_by_what_they_cost() -> None:
     assert dear.control_steps == cheap.control_steps == 2
     assert dear.usd == pytest.approx(3 * cheap.usd)
     assert cheap.usd == pytest.approx(cheap.taken) == pytest.approx(of.taken / 3600)
+
+
+def test_beside_devices_that_cost_something_free_ones_change_no_savings() -> None:
+    paid = measured((Arm.CONTROL, 2.0, 10), (Arm.CONTROL, 2.1, 10), (Arm.DRAFTS, 2.0, 20))
+    controls = Controls()
+    controls.step(Arm.PLAIN, 0.0, 1.0, 0.0, {"job": Part(500.0, 10, 10)})
+    free = controls.take("job").priced(0)
+    alone = saved(paid)
+    for found in (saved(paid + free), saved(paid, ahead_taken=30.0 * weight(0))):
+        values = (found.usd, found.low_usd, found.high_usd, found.speedup)
+        expected = (alone.usd, alone.low_usd, alone.high_usd, alone.speedup)
+        assert values == pytest.approx(expected, rel=1e-3)
 
 
 def test_each_job_of_a_step_has_its_part() -> None:

@@ -114,8 +114,10 @@ _POWERS = {
 
 
 def weight(price_microusd: int) -> float:
-    """What a second counts on a device: its price in dollars, or 1 where it has none."""
-    return device_usd(1.0, price_microusd / 1e6) if price_microusd > 0 else 1.0
+    """What a second counts on a device: its price in dollars, or next to nothing where it is free.
+
+    So money decides where only some devices cost something, and time where none does."""
+    return device_usd(1.0, max(price_microusd, 1) / 1e6)
 
 
 @dataclass(frozen=True, slots=True)
