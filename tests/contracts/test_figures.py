@@ -138,6 +138,20 @@ def test_a_job_that_has_not_begun_is_expected_to_take_as_long_as_the_last_one(
     assert store.figures().at_risk == {"quick": 0, None: 1}
 
 
+def test_a_job_that_was_retried_does_not_tell_how_long_the_next_one_takes(
+    store: Store, clock: Clock
+) -> None:
+    ended(store, "jobbefore", JobState.DONE, output_uri="file:///before")
+    clock.advance(1.0)
+    ended(store, "jobretried", JobState.CANCELLED, output_uri="file:///retried")
+    clock.advance(3600.0)
+    store.retry_job("jobretried")
+    last = found(store.claim_job("jobretried", Stage.PUBLISH, "w", LEASE_SEC)).lease
+    store.finish_job(last, JobState.DONE)
+    store.create_job(new_job("jobnext", deadline_sec=1000.0))
+    assert store.figures().at_risk == {"nightly": 0}
+
+
 def test_slow_falls_are_told_of_jobs_that_ran_lately(store: Store, clock: Clock) -> None:
     clock.now = 20_000.5 * DAY
     store.create_job(new_job("jobhidden", name="hidden", privacy=PrivacyMode.HASH_ONLY))

@@ -216,15 +216,21 @@ def _at_risk(conn: Connection, at: float) -> dict[str | None, int]:
 
 def _was_retried(conn: Connection, job_id: str) -> bool:
     """Whether a job was sent back to work: how long it has taken tells nothing then."""
-    retried = (AuditLog.job_id == job_id, AuditLog.kind == EntryKind.RETRIED.value)
-    return conn.execute(select(AuditLog.number).where(*retried).limit(1)).first() is not None
+    return bool(conn.execute(select(_retries(job_id).exists())).scalar())
+
+
+def _retries(job_id: Any) -> Any:
+    """Entries of the log about a job that was sent back to work."""
+    retried = AuditLog.kind == EntryKind.RETRIED.value
+    return select(AuditLog.number).where(AuditLog.job_id == job_id, retried)
 
 
 def _usual_sec(conn: Connection, job: Any) -> float | None:
-    """How long the newest finished job of the same name took."""
+    """How long the newest finished job of the same name took that was not retried."""
     took = Job.finished_at - func.coalesce(Job.started_at, Job.created_at)
     same = (Job.tenant == job.tenant, Job.name == job.name, Job.state == JobState.DONE.value)
-    newest = select(took).where(*same).order_by(Job.created_at.desc()).limit(1)
+    at_once = ~_retries(Job.job_id).exists()
+    newest = select(took).where(*same, at_once).order_by(Job.created_at.desc()).limit(1)
     return conn.execute(newest).scalar()
 
 
