@@ -13,6 +13,7 @@ from contracts.shorthand import (
     claim_job,
     commit,
     exhaust,
+    finish,
     found,
     ingest,
     stage_of,
@@ -40,6 +41,7 @@ from specbatch.schemas.provenance import NO_PROVENANCE, TICKS_PER_SEC, Provenanc
 from specbatch.schemas.records import (
     CompletionRecord,
     FinishReason,
+    JobState,
     Prompts,
     RejectedRow,
     Released,
@@ -335,6 +337,20 @@ def test_progress_counts_rows_tokens_time_and_money(store: Store, clock: Clock) 
     assert store.progress(JOB).acceptance_rate == 0.25
     assert store.get_job(JOB).prompt_tokens == before.prompt_tokens == 60
     assert store.progress(JOB[:8]).job_id == JOB
+
+
+def test_rows_that_were_kept_have_not_failed_when_their_group_fails(store: Store) -> None:
+    ingest(store, groups=1)
+    lease = claim(store, 0).lease
+    store.request_cancel(JOB)
+    bad = completion(1, finish_reason=FinishReason.ERROR, error="broken")
+    store.keep_part(lease, [completion(0), bad], NO_TIME, {})
+    finish(store, JobState.CANCELLED, None)
+    store.retry_job(JOB)
+    exhaust(store, 0)
+    done = store.progress(JOB)
+    assert (done.rows_done, done.rows_failed, done.completions) == (4, 1 + 2, 2)
+    assert store.backlog().rows_failed == 1 + 2
 
 
 def test_waiting_counts_from_the_moment_a_lease_ran_out(store: Store, clock: Clock) -> None:

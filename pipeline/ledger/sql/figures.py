@@ -62,6 +62,8 @@ from specbatch.schemas.tables import (
 _FINISHED = Group.stage.in_([Stage.DONE.value, Stage.FAILED.value])
 _FAILED = Group.stage == Stage.FAILED.value
 _CANCELLED = Group.stage == Stage.CANCELLED.value
+# Rows that were kept when the job was stopped stay when their group fails after a retry.
+_ROWS_FAILED = Group.rows_failed + case((_FAILED, Group.rows - Group.rows_kept), else_=0)
 
 
 def _total(value: Any) -> Any:
@@ -75,7 +77,7 @@ _COUNTS = (
 _AMOUNTS = ("queue_sec", "compute_sec", "cost_usd")
 _TOTALS = {
     "rows_finished": _total(case((_FINISHED, Group.rows), (_CANCELLED, Group.rows_kept), else_=0)),
-    "rows_failed": _total(case((_FAILED, Group.rows), else_=Group.rows_failed)),
+    "rows_failed": _total(_ROWS_FAILED),
     "groups_done": _total(case((_FINISHED, 1), else_=0)),
     **{name: _total(getattr(Group, name)) for name in _COUNTS[1:]},
     **{name: cast(_total(getattr(Group, name)), Double) for name in _AMOUNTS},
@@ -334,9 +336,8 @@ def backlog(conn: Connection, now: Now) -> Backlog:
             .group_by(Job.state)
         )
     }
-    failed = case((Group.stage == Stage.FAILED.value, Group.rows), else_=Group.rows_failed)
     in_groups = conn.execute(
-        select(func.coalesce(func.sum(failed), 0))
+        select(_total(_ROWS_FAILED))
         .join(Job, Job.job_id == Group.job_id)
         .where(_is_not_over())
     ).scalar_one()
