@@ -337,9 +337,7 @@ def backlog(conn: Connection, now: Now) -> Backlog:
         )
     }
     in_groups = conn.execute(
-        select(_total(_ROWS_FAILED))
-        .join(Job, Job.job_id == Group.job_id)
-        .where(_is_not_over())
+        select(_total(_ROWS_FAILED)).join(Job, Job.job_id == Group.job_id).where(_is_not_over())
     ).scalar_one()
     return Backlog(
         at=at,
