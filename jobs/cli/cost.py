@@ -19,7 +19,7 @@ from specbatch.pipeline.operations.report import MEANING
 from specbatch.pipeline.policy.costs.balance import Amount, Sheet, leased, sessions_sheet
 from specbatch.pipeline.policy.costs.job_costs import By, JobCost, Line, line_of, lines_by
 from specbatch.pipeline.policy.costs.savings import NOT_MEASURED, NOTHING_DRAFTED
-from specbatch.pipeline.policy.costs.stage_costs import DEVICE, StageCost, added
+from specbatch.pipeline.policy.costs.stage_costs import DEVICE, StageCost, added, total_usd
 from specbatch.schemas.job_figures import Savings
 from specbatch.schemas.provenance import TimeKind
 from specbatch.schemas.records import JobRow, Stage
@@ -121,9 +121,8 @@ def stages_table(stages: Mapping[Stage, StageCost]) -> Table:
 
 def stages_line(stages: Mapping[Stage, StageCost]) -> str:
     """One sentence about what each stage cost."""
-    total = usd_of(sum(cost.total for cost in stages.values()))
     parts = (f"{stage} ${usd_of(cost.total):.6f}" for stage, cost in stages.items() if cost.total)
-    return f"price by stage: {', '.join(parts) or 'nothing yet'}; ${total:.6f} in all"
+    return f"price by stage: {', '.join(parts) or 'nothing yet'}; ${total_usd(stages):.6f} in all"
 
 
 def stages_json(stages: Mapping[Stage, StageCost]) -> dict[str, Any]:

@@ -65,7 +65,8 @@ def finish(client: Client, job_id: str, json: bool, otherwise: int = 0) -> NoRet
 
 def print_summary(client: Client, job_id: str) -> None:
     """The table of the job's figures."""
-    out.print(summary_table(summary_of(client.job(job_id), client.progress(job_id))))
+    job, progress = client.job(job_id), client.progress(job_id)
+    out.print(summary_table(summary_of(job, progress, usd=client.spent_usd(job.job_id))))
 
 
 def leave(job: JobRow, otherwise: int = 0) -> NoReturn:

@@ -21,17 +21,17 @@ from specbatch.jobs.cli.stores import found_settings
 from specbatch.pipeline.bootstrap import make_client, make_store
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.observe.terminal.progress import interrupted_line, resume_command
-from specbatch.pipeline.observe.terminal.summary import summary_table
+from specbatch.pipeline.observe.terminal.summary import JobSummary, summary_table
 from specbatch.pipeline.operations.summaries import summary_of
 from specbatch.pipeline.operations.tools import first_rows
 from specbatch.pipeline.policy.costs.savings import drafted, savings
+from specbatch.pipeline.policy.costs.stage_costs import total_usd
 from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.pipeline.runtime.snapshots import snapshot_of
 from specbatch.schemas.audit import AuditRecord, Correctness
 from specbatch.schemas.context_length import CONTEXT_TOKENS, beyond_context
 from specbatch.schemas.draft_switches import DraftSwitch
 from specbatch.schemas.fingerprint import shown
-from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.lineage import TARGET
 from specbatch.schemas.notifications import FILE, NotificationRow
 from specbatch.schemas.records import (
@@ -98,7 +98,7 @@ def show(
             payload |= {"stages": stages_json(stages)}
             say_json(as_json(row, progress, interrupted) | saved_json(saved, is_drafted) | payload)
             return
-        _say_how_far(row, progress, interrupted)
+        _say_how_far(row, summary_of(row, progress, interrupted, total_usd(stages)))
         for name, text in templates:
             say(f"{name}: {text}")
         if interrupted:
@@ -134,8 +134,9 @@ def show(
     say(f"output: {row.output_uri}")
 
 
-def _say_how_far(row: JobRow, progress: JobProgress, interrupted: bool) -> None:
-    out.print(summary_table(summary_of(row, progress, interrupted)))
+def _say_how_far(row: JobRow, summary: JobSummary) -> None:
+    progress = summary.progress
+    out.print(summary_table(summary))
     for line in table_lines(row):
         say(line)
     say(f"progress: {progress.rows_done:,} of {progress.rows_total:,} prompts, "

@@ -8,9 +8,11 @@ from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.records import JobRow
 
 
-def summary_of(job: JobRow, progress: JobProgress, interrupted: bool = False) -> JobSummary:
-    """`interrupted`: begun, and nobody works on it."""
+def summary_of(
+    job: JobRow, progress: JobProgress, interrupted: bool = False, usd: float | None = None
+) -> JobSummary:
+    """`interrupted`: begun, and nobody works on it. `usd`: what all of it cost, if known."""
     saved = savings(job.report)
     speedup = None if saved is None else saved.speedup
     is_drafted = drafted(job.report, progress.proposed)
-    return JobSummary(job, progress, speedup, is_drafted, interrupted)
+    return JobSummary(job, progress, speedup, is_drafted, interrupted, usd)

@@ -15,6 +15,7 @@ from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.observe.tracing.context import CurrentWork, work_on
 from specbatch.pipeline.observe.tracing.span_names import SUBMIT
 from specbatch.pipeline.observe.tracing.tracing import UNTRACED, Tracing
+from specbatch.pipeline.policy.costs.stage_costs import stage_costs, total_usd
 from specbatch.pipeline.privacy.tenants import NOBODY_PRIVATE, Privacy
 from specbatch.pipeline.runtime.leases import is_dead_here
 from specbatch.schemas.backlog import is_interrupted
@@ -125,6 +126,11 @@ class Client:
 
     def progress(self, job_id: str) -> JobProgress:
         return self._store.progress(job_id)
+
+    def spent_usd(self, job_id: str) -> float:
+        """All that a job has cost: its devices, and what else has a price."""
+        times, usage = self._store.job_times(job_id), self._store.stage_usage(job_id)
+        return total_usd(stage_costs(times, usage))
 
     def cancel(self, job_id: str, reason: str = "cancelled on request") -> JobRow:
         """Stop a job; its finished rows are kept. `reason` says who asked, in words."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,9 @@ def test_a_job_costs_what_its_stages_used_and_tokens_bear_all_of_it(
         assert sum(int(line["cost"]["units"]) for line in lines) == whole, by
     shown = cli("show", done["job"])
     assert f"; ${usd:.6f} in all" in shown.out
+    for summary in (shown.out, cli("watch", done["job"]).out):
+        assert re.search(rf"\bcost\W+\${usd:.6f}\b", summary), summary
+        assert re.search(rf"cost per 1k tokens\W+\${1000 * usd / done['tokens']:.6f}", summary)
     assert cli("show", done["job"], "--json").json["stages"] == told["stages"]
     assert "by stage, in dollars" in cli("cost", done["job"]).out
     forecast = cli("submit-job", *job, "--dry-run", "--json", "--output", "out2").json["forecast"]

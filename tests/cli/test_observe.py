@@ -91,7 +91,16 @@ def test_what_was_not_measured_is_said_so() -> None:
     assert ahead["measured speed-up over depth 0"] == "not measured"
     assert ahead["acceptance rate"] == "no draft was verified"
     assert rows["verified tokens per verifier pass"] == "-"
-    assert rows["cost per 1k tokens"] == "-"
+    assert rows["device cost per 1k tokens"] == "-"
+
+
+def test_cost_is_all_that_a_job_cost_or_says_what_it_is_of() -> None:
+    of_rows = dict(summary_rows(JobSummary(JOB, PROGRESS, 1.5, True)))
+    assert of_rows["device cost of recorded rows"] == "$0.020000 (`specbatch cost` has the whole)"
+    assert of_rows["device cost per 1k tokens"] == "$0.050000"
+    assert "cost" not in of_rows
+    whole = dict(summary_rows(JobSummary(JOB, PROGRESS, 1.5, True, usd=0.04)))
+    assert (whole["cost"], whole["cost per 1k tokens"]) == ("$0.040000", "$0.100000")
 
 
 def _decode(ids: Sequence[int]) -> str:

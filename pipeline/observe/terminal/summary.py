@@ -13,7 +13,7 @@ from specbatch.schemas.best_by import SCORED, UNSCORED
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.malformed import CONTINUED, MENDED, QUARANTINED, RETRIED
 from specbatch.schemas.policies import NO_VERDICT, Ruling, in_report
-from specbatch.schemas.records import JobRow, JobState, Verification
+from specbatch.schemas.records import JobRow, Verification
 
 _MALFORMED = {
     CONTINUED: "continued",
@@ -37,6 +37,7 @@ class JobSummary:
     speedup: float | None  # time at depth 0 ÷ time taken, where that was measured
     drafted: bool  # whether anything was drafted, for any row
     interrupted: bool = False  # begun, and nobody works on it
+    usd: float | None = None  # what all of it cost, with lost attempts and all that has a price
 
     @property
     def wall_sec(self) -> float | None:
@@ -53,7 +54,8 @@ class JobSummary:
 
     @property
     def cost_per_1k_usd(self) -> float | None:
-        return _ratio(1000 * self.progress.cost_usd, self.progress.completion_tokens)
+        usd = self.progress.cost_usd if self.usd is None else self.usd
+        return _ratio(1000 * usd, self.progress.completion_tokens)
 
 
 def summary_rows(summary: JobSummary) -> list[tuple[str, str]]:
@@ -73,8 +75,7 @@ def summary_rows(summary: JobSummary) -> list[tuple[str, str]]:
         ("time from start to end", _shown(s.wall_sec, "{:.1f} s")),
         ("time in queue, all groups", f"{progress.queue_sec:.1f} s"),
         ("time in compute, all groups", f"{progress.compute_sec:.1f} s"),
-        _cost(progress),
-        ("cost per 1k tokens", _shown(s.cost_per_1k_usd, "${:.6f}")),
+        *_costs(s),
         ("measured speed-up over depth 0", _shown(s.speedup, "{:.2f}×", unknown)),
     ]
     if shadowed := int(report.get("shadow_proposed", 0)):  # compared with the output, not verified
@@ -116,12 +117,13 @@ def _mended(report: Mapping[str, Any]) -> str:
     return ", ".join(f"{count:,} {said}" for said, count in counts.items() if count)
 
 
-def _cost(progress: JobProgress) -> tuple[str, str]:
-    """Time that was lost, or has no recorded rows yet, is in `specbatch cost` alone."""
-    shown = f"${progress.cost_usd:.6f}"
-    if progress.state is JobState.DONE:
-        return "cost", shown
-    return "cost of recorded rows", f"{shown} (`specbatch cost` includes what was lost)"
+def _costs(summary: JobSummary) -> list[tuple[str, str]]:
+    """Under the name "cost" only what `specbatch cost` shows, too."""
+    per_1k = _shown(summary.cost_per_1k_usd, "${:.6f}")
+    if summary.usd is not None:
+        return [("cost", f"${summary.usd:.6f}"), ("cost per 1k tokens", per_1k)]
+    shown = f"${summary.progress.cost_usd:.6f} (`specbatch cost` has the whole)"
+    return [("device cost of recorded rows", shown), ("device cost per 1k tokens", per_1k)]
 
 
 def summary_table(summary: JobSummary) -> Table:

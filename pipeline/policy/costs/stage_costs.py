@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from specbatch.pipeline.policy.costs.balance import NOTHING, Amount, at
 from specbatch.schemas.records import Stage
-from specbatch.schemas.timekeeping import JobTime
+from specbatch.schemas.timekeeping import JobTime, usd_of
 from specbatch.schemas.usage import (
     NOTHING_USED,
     PARTS,
@@ -75,6 +75,11 @@ def added(costs: Iterable[Mapping[Stage, StageCost]]) -> dict[Stage, StageCost]:
     for cost in costs:
         total = {stage: total[stage] + cost[stage] for stage in STAGES}
     return total
+
+
+def total_usd(costs: Mapping[Stage, StageCost]) -> float:
+    """All stages together, in dollars."""
+    return usd_of(sum(cost.total for cost in costs.values()))
 
 
 def other_units(usage: Iterable[StageUsage]) -> int:
