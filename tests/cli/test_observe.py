@@ -165,14 +165,32 @@ def test_the_time_left_rests_on_rows_that_were_worked_on_alone() -> None:
     meter = Meter(clock=clock)
     begun = replace(
         PROGRESS, state=JobState.RUNNING, rows_total=100, rows_done=0, rows_failed=0,
-        groups_done=0, completion_tokens=0, ingest_done=False,
+        groups_done=0, completions=0, completion_tokens=0, ingest_done=False,
     )  # fmt: skip
     meter.read(begun)
     clock.now = 2.0  # 50 rows are quarantined while it is read, and 5 are worked on
-    read = replace(begun, rows_done=55, rows_failed=50, ingest_done=True)
+    read = replace(begun, rows_done=55, rows_failed=50, completions=5, ingest_done=True)
     assert meter.read(replace(read, completion_tokens=500)).eta_sec == pytest.approx(18.0)
     engine = meter.read(replace(read, completion_tokens=500), EngineCounts(10, tokens=1000))
     assert (engine.done, engine.eta_sec) == (60, pytest.approx(40 * 2.0 / 10))
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+@pytest.mark.parametrize("here", [True, False])
+def test_rows_that_failed_with_tokens_took_their_time(samples: int, here: bool) -> None:
+    """As outputs without their form do. One row was quarantined without any."""
+    clock = Clock()
+    meter = Meter(samples, clock=clock)
+    begun = replace(
+        PROGRESS, state=JobState.RUNNING, rows_total=101, rows_done=1, rows_failed=1,
+        groups_done=0, completions=0, completion_tokens=0,
+    )  # fmt: skip
+    meter.read(begun, EngineCounts() if here else None)
+    clock.now = 10.0
+    done = replace(begun, rows_done=21, rows_failed=11, completions=20 * samples)
+    engine = EngineCounts(20 * samples, tokens=2000) if here else None
+    reading = meter.read(replace(done, completion_tokens=2000), engine)
+    assert (reading.done, reading.eta_sec) == (21, pytest.approx(40.0))
 
 
 def test_the_time_left_is_shown_with_its_range() -> None:

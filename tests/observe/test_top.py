@@ -28,7 +28,7 @@ JOB = JobRow(
 )  # fmt: skip
 PROGRESS = JobProgress(
     job_id=JOB.job_id, state=JobState.RUNNING, rows_total=100, rows_done=40, rows_failed=1,
-    groups_total=10, groups_done=4, completions=40, prompt_tokens=400, completion_tokens=4000,
+    groups_total=10, groups_done=4, completions=39, prompt_tokens=400, completion_tokens=4000,
     proposed=1000, accepted=600, verifier_passes=3000, queue_sec=1.0, compute_sec=1.0,
     cost_usd=0.5, ingest_done=True,
 )  # fmt: skip
@@ -99,10 +99,18 @@ def test_two_samples_show_what_grew_between_them() -> None:
 
 
 def test_a_job_of_which_nothing_is_done_has_no_end_in_sight() -> None:
-    refused = replace(PROGRESS, rows_done=4, rows_failed=4, completion_tokens=0)
+    refused = replace(PROGRESS, rows_done=4, rows_failed=4, completions=0, completion_tokens=0)
     (job,) = Watch().board(backlog(workers=()), [(JOB, refused)]).jobs
     assert job.eta_sec is None
     assert "has not reported its device yet" in shown(Watch().board(backlog(workers=()), []))
+
+
+def test_rows_that_failed_with_tokens_count_in_the_time_left() -> None:
+    """A row was quarantined without any; half of the others have no good output of their two."""
+    job = replace(JOB, spec={"sampling": {"n": 2}})
+    failed = replace(PROGRESS, rows_done=41, rows_failed=21, rows_total=101, completions=80)
+    (now,) = Watch().board(backlog(workers=()), [(job, failed)]).jobs
+    assert now.eta_sec == 60.0, "40 rows took 40 s"
 
 
 def test_an_empty_store_says_what_to_start() -> None:

@@ -94,15 +94,15 @@ class Meter:
     def read(self, progress: JobProgress, engine: EngineCounts | None = None) -> Reading:
         """The reading after these counts."""
         base = self._first = self._first or progress
-        # Quarantined rows are done, and took no time: only what was worked on tells a speed.
-        worked, tokens = _worked(progress), progress.completion_tokens
+        recorded, tokens = self.worked(progress), progress.completion_tokens
+        worked, untouched = recorded, progress.rows_done - recorded
         acceptance = progress.acceptance_rate
         if engine is not None and not progress.state.is_final:  # then the store has all
-            worked = max(worked, _worked(base) + engine.finished / self.samples_per_row)
+            worked = max(worked, self.worked(base) + engine.finished / self.samples_per_row)
             tokens = max(tokens, base.completion_tokens + engine.tokens)
             if engine.proposed:
                 acceptance = engine.accepted / engine.proposed
-        rows = min(worked + progress.rows_failed, float(progress.rows_total))
+        rows = min(worked + untouched, float(progress.rows_total))
         left = self._left(progress, rows, worked, tokens)
         return Reading(
             phase=_phase(progress, rows, tokens - base.completion_tokens, engine),
@@ -114,6 +114,15 @@ class Meter:
             eta_sec=left.sec if left else None,
             eta_range=(left.low, left.high) if left else None,
         )
+
+    def worked(self, progress: JobProgress) -> float:
+        """Recorded prompts that were worked on to their end: only these tell a speed.
+
+        Quarantined rows are done, and took no time. Outputs without their form failed, and took as
+        long as others. A row may ask for another number of samples than the job.
+        """
+        good, samples = progress.rows_done - progress.rows_failed, self.samples_per_row
+        return float(max(good, min(progress.completions / samples, progress.rows_done)))
 
     def _speed(self, tokens: int) -> float | None:
         """Tokens per second over the window."""
@@ -141,7 +150,7 @@ class Meter:
         it is all tokens over finished prompts, at most the job's limit: the likeliest value where
         outputs end at random, and exact where all reach the limit.
         """
-        recorded = _worked(progress)
+        recorded = self.worked(progress)
         if recorded > worked / 2:
             return progress.completion_tokens / recorded
         seen = [tokens / worked] if worked > 0 else []
@@ -152,11 +161,6 @@ class Meter:
     def _most(self) -> float | None:
         """Tokens of a prompt at the job's limit."""
         return None if self.max_tokens is None else float(self.max_tokens * self.samples_per_row)
-
-
-def _worked(progress: JobProgress) -> float:
-    """Prompts that were worked on to their end."""
-    return float(progress.rows_done - progress.rows_failed)
 
 
 @contextmanager

@@ -125,13 +125,14 @@ class Watch:
         return share
 
     def _job(self, row: JobRow, progress: JobProgress, waiting: Mapping[str, str]) -> JobNow:
-        meter = self._meters.setdefault(row.job_id, Meter(clock=lambda: self._time))
+        samples = int(row.spec.get("sampling", {}).get("n") or 1)
+        meter = self._meters.setdefault(row.job_id, Meter(samples, clock=lambda: self._time))
         reading = meter.read(progress)
         speed, eta = reading.tokens_per_sec, reading.eta_sec
         since = self._time - row.started_at if row.started_at is not None else 0.0
         if speed is None and since > 0 and progress.completion_tokens:
             speed = progress.completion_tokens / since
-        done, worked = progress.rows_done, progress.rows_done - progress.rows_failed
+        done, worked = progress.rows_done, meter.worked(progress)
         if eta is None and since > 0 and worked > 0 and progress.ingest_done:
             eta = since * (progress.rows_total - done) / worked
         return JobNow(
