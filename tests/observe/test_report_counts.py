@@ -85,6 +85,19 @@ def test_drafts_are_counted_by_source_depth_and_place() -> None:
     assert moment.by_source == {"model": (4, 1), "ngram": (2, 2)}
 
 
+def test_accepted_tokens_that_a_stop_cut_off_count_as_accepted() -> None:
+    """The first draft was refused at once; the second was right, and its second token a stop."""
+    counted = tally()
+    counted.see(row(origins=(P, C, A, A), proposed=7, accepted=4, drafted=(3, 4)))
+    model, ngram = sorted(counted.by_source(), key=lambda drafts: drafts.name)
+    assert (model.proposed, model.accepted) == (3, 0)
+    assert (ngram.proposed, ngram.accepted) == (4, 4)
+    places = [(d.proposed, d.accepted) for d in counted.positions()]
+    assert places == [(2, 1), (1, 1), (1, 1), (1, 1)]
+    (moment,) = counted.timeline.moments()
+    assert moment.by_source == {"model": (3, 0), "ngram": (4, 4)}
+
+
 def test_drafts_of_before_their_makers_were_kept_still_count() -> None:
     counted = tally()
     counted.see(row(sources=(), makers=(), drafted=()))

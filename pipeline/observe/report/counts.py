@@ -202,6 +202,8 @@ class Tally:
         if not len(drafted) == len(proposers) == len(kept):  # recorded before sources were kept
             self._count(row.group_index, UNKNOWN_SOURCE, kept, kept)
             return
+        # Accepted tokens that a stop inside of the last draft cut off count as accepted.
+        kept[-1] = min(kept[-1] + row.accepted - sum(kept), drafted[-1])
         for number, source in enumerate(row.sources):
             if len(row.sources) == 1:
                 self._count(row.group_index, source, drafted, kept)
