@@ -81,8 +81,8 @@ TRY_EVERY_STEPS = 64  # sequences that are not drafted for are tried by one toke
 TRIED_SHARE = 8  # … one of so many at a time
 
 # --- controls -----------------------------------------------------------------------------------
-CONTROL_SHARE = 0.005  # of the time may be lost by steps at depth 0 while drafting pays
-CONTROL_EVERY_STEPS = (16, 192)  # the fewest and most steps of which one is a control
+CONTROL_SHARE = 0.005  # of the time may be lost by steps at depth 0 while drafting pays …
+CONTROL_EVERY_STEPS = (16, 192)  # … and more, where one in the most steps takes more than that
 FIRST_CONTROL_EVERY = 16  # steps, while the price of depth 0 is not known at all
 SETTLING_SEC = 0.002  # at depth 0 before a control: by then what drafts left in caches has gone
 MOST_SETTLING_STEPS = 6
