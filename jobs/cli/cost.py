@@ -27,6 +27,7 @@ from specbatch.schemas.timekeeping import usd_of
 from specbatch.schemas.usage import PARTS
 
 MOST_JOBS = 1_000_000
+WORKING = "what was leased; workers went on while it was read"
 
 
 def cost(
@@ -44,21 +45,26 @@ def cost(
     json: Annotated[bool, typer.Option("--json", help="one JSON object on one line")] = False,
 ) -> None:
     """Show where seconds and dollars went, what tokens and documents cost, and what was saved."""
+    total = "total of the job" if job else "what was leased"
     with closing(make_store(found_settings())) as store:
+        # Before the jobs: what ended sessions gave them does not change any more.
+        sessions = [] if job else store.sessions()
         jobs = [store.get_job(job)] if job else store.list_jobs(MOST_JOBS)
         costs = [cost_of(store, one) for one in jobs]
         sheet = sum((cost.sheet for cost in costs), Sheet())
         paid = sheet.total
         if job is None:
-            sessions = store.sessions()
             sheet, paid = sheet + sessions_sheet(sessions), leased(sessions)
+            if sheet.total != paid:
+                is_live = any(one.leased is None for one in sessions)
+                total = WORKING if is_live else "the parts above do not add up to this"
     if json:
         say_json(_as_json(job, costs, by, sheet, paid))
         return
     if not paid.ticks and not costs:
         say("no costs yet")
         return
-    show_whole(balance_table(sheet, paid, "total of the job" if job else "what was leased"))
+    show_whole(balance_table(sheet, paid, total))
     show_whole(stages_table(added(cost.by_stage for cost in costs)))
     for line in figures(line_of(costs)):
         say(line)
@@ -100,8 +106,7 @@ def balance_table(sheet: Sheet, paid: Amount, total: str) -> Table:
     for name, amount, meaning in parts:
         share = amount.units / paid.units if paid.units else 0.0
         table.add_row(name, f"{amount.sec:,.3f}", f"{amount.usd:.6f}", f"{share:.1%}", meaning)
-    rest = "" if sheet.total == paid else "the parts above do not add up to this"
-    table.add_row("sum", f"{paid.sec:,.3f}", f"{paid.usd:.6f}", "", rest or total)
+    table.add_row("sum", f"{paid.sec:,.3f}", f"{paid.usd:.6f}", "", total)
     return table
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 from cli.conftest import flags_of_a_job, run_in, write
 
 from specbatch.jobs.cli.cost import saved_line
+from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.schemas.job_figures import Savings
+from specbatch.schemas.timekeeping import SessionRow
 from support.databases import migrated
 from support.models import TinyPair
 
@@ -76,6 +79,26 @@ def test_all_that_was_leased_is_somewhere_and_lines_add_up(cli: Any, done: dict[
     assert_of_one_job(cli("cost", done["job"][:15], "--json").json, done)
     assert "against depth 0: " in cli("show", done["job"]).out
     assert "saved_usd" in cli("show", done["job"], "--json").json
+
+
+@pytest.mark.parametrize("is_live", [True, False])
+def test_parts_that_differ_from_the_sum_are_told_where_nobody_works_any_more(
+    cli: Any, done: dict[str, Any], monkeypatch: pytest.MonkeyPatch, is_live: bool
+) -> None:
+    assert done
+    sessions = SqlStore.sessions
+
+    def with_more(store: SqlStore) -> list[SessionRow]:
+        """While a worker works, what it gives to jobs changes between two statements."""
+        ended = [replace(one, spent=one.spent + 7, leased=one.accounted + 7)
+                 for one in sessions(store)]  # fmt: skip
+        return [replace(one, leased=None, ended_at=None) for one in ended] if is_live else ended
+
+    assert "do not add up" not in cli("cost").out
+    monkeypatch.setattr(SqlStore, "sessions", with_more)
+    shown = cli("cost").out
+    assert ("the parts above do not add up to this" in shown) == (not is_live)
+    assert ("workers went on while it was read" in shown) == is_live
 
 
 BOOK = {
