@@ -55,6 +55,13 @@ def test_promql_of_a_page_asks_for_what_is_exported(page: Path, tmp_path: Path) 
     assert {query: found for query in asked if (found := problems_of(query))} == {}
 
 
+@pytest.mark.parametrize("page", [*PAGES, *OTHERS], ids=[*IDS, "README", "postmortem"])
+def test_a_page_undoes_a_rollout_by_its_revision(page: Path) -> None:
+    # Alone it goes back by one, which after an announced rollout is the new image again.
+    undone = re.findall(r"rollout undo[^`\n]*", page.read_text())
+    assert [command for command in undone if "--to-revision=N" not in command] == []
+
+
 @pytest.fixture(scope="module")
 def operator(postgres_server: PrivatePostgres) -> Iterator[psycopg.Connection]:
     """A login with the role of operators, in a migrated database."""
