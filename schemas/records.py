@@ -163,6 +163,15 @@ class PromptRow:
     overrides: Mapping[str, Any] = field(default_factory=dict)
 
 
+# Why an input row is in quarantine. `pipeline/inputs/rows.py` says what each word means.
+ROW_CODES = (
+    "null_prompt", "null_column", "template_failed", "empty_prompt", "invalid_utf8", "bad_json",
+    "bad_csv", "wrong_type", "bad_messages", "unknown_role", "no_chat_template", "bad_token_id",
+    "too_long", "unreadable", "bad_id", "duplicate_id", "missing_id", "bad_seed", "bad_parameter",
+    "bad_response_format", "bad_tools", "no_tool_template", "unsupported_parameter",
+)  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
 class RejectedRow:
     """One input row in quarantine: `code` is a stable word, `reason` a sentence."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pytest
 from ingest.making import make_spec, save_tokenizer, write_parquet
 
+from specbatch.pipeline.inputs import rows as module
 from specbatch.pipeline.inputs.planner import plan
 from specbatch.pipeline.inputs.rows import RowChecker
 from specbatch.pipeline.inputs.sources import open_source
@@ -18,7 +20,7 @@ from specbatch.pipeline.inputs.tokenizer import TextTokenizer
 from specbatch.pipeline.storage.artefacts import read_prompts, write_prompts
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.errors import InputError, SpecError
-from specbatch.schemas.records import PromptRow, RejectedRow
+from specbatch.schemas.records import ROW_CODES, PromptRow, RejectedRow
 from specbatch.schemas.seeds import derive_seed, sample_seed
 from specbatch.schemas.spec import JobSpec
 
@@ -717,3 +719,8 @@ def test_completions_of_openai_have_one_prompt(check_lines: Callable[..., list[R
     codes = [row.code if isinstance(row, RejectedRow) else "ok" for row in rows[2:]]
     assert codes == ["wrong_type", "wrong_type", *["unsupported_parameter"] * 5, "null_prompt",
                      "unsupported_parameter"]  # fmt: skip
+
+
+def test_every_code_is_explained() -> None:
+    explained = re.findall(r"^    (\w+_\w+|unreadable) {2,}\S", module.__doc__ or "", re.MULTILINE)
+    assert explained == list(ROW_CODES)

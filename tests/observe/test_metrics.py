@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
 from specbatch.pipeline.observe.metrics import metric_names as names
 from specbatch.pipeline.observe.metrics.registry import OTHER, Metrics
+from specbatch.schemas.records import ROW_CODES
 from support.scraping import reading
 
 # A counter, a gauge and a histogram as they are scraped: users' rules and dashboards rest on this.
@@ -97,6 +98,14 @@ def test_what_is_known_beforehand_begins_with_zero() -> None:
     assert found.series(names.RETRIES) == {(stage,): 0 for stage in names.STAGES}
     assert found.series(names.SWEEPS) == {(): 0}
     assert found.series(names.PROPOSED) == {}
+
+
+def test_quarantined_rows_begin_with_zero_for_every_code() -> None:
+    # Otherwise a process's first rows of a code are no increase.
+    metrics = Metrics()
+    assert reading(metrics).series(names.QUARANTINED) == {(code,): 0 for code in ROW_CODES}
+    metrics.count(names.QUARANTINED, ROW_CODES[-1], by=600)
+    assert reading(metrics).series(names.QUARANTINED)[ROW_CODES[-1],] == 600
 
 
 def test_a_gauge_that_is_asked_for_shows_the_last_answer_alone() -> None:

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from specbatch.schemas.budgets import Period
 from specbatch.schemas.provenance import TICK_KINDS
-from specbatch.schemas.records import FinishReason, JobState, Stage
+from specbatch.schemas.records import ROW_CODES, FinishReason, JobState, Stage
 
 
 class Kind(StrEnum):
@@ -180,7 +180,9 @@ FENCED = _counter(
 )  # fmt: skip
 SWEEPS = _counter("sweeps", "passes of the sweeper over due work")
 ENQUEUED = _counter("bells", "work messages that the sweeper sent", "stage", values=(STAGES,))
-QUARANTINED = _counter("quarantined_rows", "input rows that ingest quarantined", "code")
+QUARANTINED = _counter(
+    "quarantined_rows", "input rows that ingest quarantined", "code", values=(ROW_CODES,)
+)
 
 # --- the store as a whole ---------------------------------------------------------------------
 STORE_UP = _gauge(

@@ -107,7 +107,7 @@ class Metrics:
     def _begin(self, metric: Metric) -> None:
         """Show the series that are known beforehand, at zero."""
         for labels in product(*metric.values) if metric.values else ():
-            self._instruments[metric].labels(*labels)
+            self._series(metric, labels)
 
     def _series(self, metric: Metric, labels: Labels) -> Instrument:
         instrument = self._instruments[metric]
