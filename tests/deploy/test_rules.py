@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from deploy.deployed import DEPLOY, DOCS, RUNBOOKS, documents, problems_of, promtool, rules
+
+from specbatch.jobs.schedules.definition import Schedule, load_folder
+from support.tree import ROOT
 
 pytestmark = pytest.mark.integration  # Prometheus' tools
 
@@ -47,6 +51,37 @@ def test_scrapes_keep_the_label_job_as_workers_say_it(name: str) -> None:
 def test_rules_do_what_their_tests_say(path: Path) -> None:
     done = promtool("test", "rules", path)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_examples_of_schedules_come_before_they_count_as_silent(tmp_path: Path) -> None:
+    schedules, _ = load_folder(ROOT / "jobs" / "schedules" / "examples")
+    last = "specbatch_schedule_last_success_timestamp_seconds"
+    limit = "schedule:specbatch_schedule_silence_limit:seconds"
+    intervals = [  # in place of the time of the last run
+        {"series": f'{last}{{schedule="{one.name}"}}', "values": f"{longest_interval(one)}x5"}
+        for one in schedules
+    ]
+    asked = [
+        {"expr": f"{limit} <= on (schedule) {last}", "eval_time": "3m", "exp_samples": []},
+        {
+            "expr": f"count({limit} > on (schedule) {last})",
+            "eval_time": "3m",
+            "exp_samples": [{"labels": "{}", "value": len(schedules)}],
+        },
+    ]
+    test = {
+        "rule_files": [str(PROMETHEUS / "rules" / "recording.yml")],
+        "tests": [{"interval": "1m", "input_series": intervals, "promql_expr_test": asked}],
+    }
+    (tmp_path / "test.yml").write_text(yaml.safe_dump(test))
+    done = promtool("test", "rules", tmp_path / "test.yml")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def longest_interval(schedule: Schedule) -> int:
+    """Of a year's times, in seconds."""
+    times = list(takewhile(lambda at: at < 366 * 86400, schedule.times.after(0.0)))
+    return int(max(later - earlier for earlier, later in pairwise(times)))
 
 
 @pytest.mark.parametrize("name", ALERTS)
