@@ -103,6 +103,11 @@ VALUES = (
     Value("ingest.resources", "of one worker", ((_WORKER, "ingest", _RESOURCES),)),
     Value("ingest.most", "most workers", ((_SCALER, "ingest", "spec.maxReplicaCount"),)),
     Value("record.resources", "of one worker", ((_WORKER, "record", _RESOURCES),)),
+    Value(
+        "record.graceSec",
+        "for publications, which end before the worker does",
+        ((_WORKER, "record", "spec.template.spec.terminationGracePeriodSeconds"),),
+    ),
     Value("record.most", "most workers", ((_SCALER, "record", "spec.maxReplicaCount"),)),
     Value(
         "warmGpus",
