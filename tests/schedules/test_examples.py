@@ -42,6 +42,8 @@ def test_the_first_example_has_every_field_at_its_default_unless_it_says_otherwi
         (line,) = re.findall(rf"^{name}:.*", text, re.MULTILINE)
         if not field.is_required() and "default:" not in line and name not in ("variables", "job"):
             assert getattr(fields, name) == field.default, name
+    (line,) = re.findall(r"^kind:.*", text, re.MULTILINE)
+    assert set(KINDS) <= set(re.findall(r"\w+", line))
 
 
 def test_the_first_example_fills_in_partitions() -> None:

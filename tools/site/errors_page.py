@@ -19,10 +19,12 @@ with a traceback is a bug.
 
 EXIT_CODES = {
     0: "done, or submitted",
-    1: "a bug, with its traceback; of `chaos` and `demo`: a promise was broken",
+    1: "a bug, with its traceback; of `chaos` and `demo`: a promise was broken; "
+    "of `doctor`: something is wrong; of `diff`: different; of `spot-check --least`: below it",
     2: "bad usage, spec, setting, input, model or output; nothing was started",
     3: "partial: some rows failed, the rest is in the output; of `audit`, `replay`: findings; "
-    "of `train`: not surely better",
+    "of `train`: not surely better; of `models try`: it does not pay; of `spend`: above the limit; "
+    "of `schedules --missed`: there are some",
     4: "failed, or the store or broker is out of reach",
     5: "cancelled, or stopped by its deadline or budget",
     6: "gave up waiting; the job continues",
