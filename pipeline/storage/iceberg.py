@@ -366,9 +366,9 @@ def _merge(
 
     by = max(key, key=lambda name: pc.count_distinct(ours.column(name)).as_py())
     values = pc.unique(ours.column(by)).to_pylist()
-    alike: BooleanExpression = In(by, values)  # type: ignore[call-arg,misc]  # mypy takes its fields for its parameters
+    alike: BooleanExpression = In(by, values)  # type: ignore[call-arg]  # mypy takes its fields for its parameters
     if replaces:
-        alike = Or(alike, EqualTo(JOB_COLUMN, commit.job_id))  # type: ignore[call-arg,misc]  # as above
+        alike = Or(alike, EqualTo(JOB_COLUMN, commit.job_id))  # type: ignore[call-arg]  # as above
     theirs = table.scan(row_filter=alike).to_arrow()
     at = _matches(ours.select(key), theirs.select(key))
     columns = [
