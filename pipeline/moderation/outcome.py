@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from specbatch.pipeline.outputs.tool_calls import calls_in
 from specbatch.pipeline.outputs.validation import problem_of
 from specbatch.schemas.policies import Ruled, Ruling, outcome
 from specbatch.schemas.privacy import NOT_KEPT
@@ -50,14 +51,13 @@ def without_text(record: CompletionRecord) -> CompletionRecord:
 
 
 def with_form(record: CompletionRecord, form: str) -> CompletionRecord:
-    """A redacted completion that has lost its form (`SamplingParams.form`) says so, and is no call
-    of functions any more; others are unchanged."""
+    """A redacted completion that has lost its form (`SamplingParams.form`) says so, and one that
+    calls no function any more has stopped as an answer does; others are unchanged."""
     by = outcome(record.rulings)
     if by is None or by.verdict.ruling is not Ruling.REDACT or not form or record.error is not None:
         return record
     problem = problem_of(form, record.text, record.finish_reason is not FinishReason.LENGTH)
-    if problem is None:
-        return record
-    is_call = record.finish_reason is FinishReason.TOOL_CALLS
-    reason = FinishReason.STOP if is_call else record.finish_reason
+    was_call = record.finish_reason is FinishReason.TOOL_CALLS
+    is_call = was_call and problem is None and calls_in(record.text) is not None
+    reason = FinishReason.STOP if was_call and not is_call else record.finish_reason
     return replace(record, error=problem, finish_reason=reason)

@@ -23,7 +23,7 @@ from typing import Any
 import orjson
 
 from specbatch.pipeline.outputs.names import OPENAI
-from specbatch.pipeline.outputs.tool_calls import calls_in
+from specbatch.pipeline.outputs.tool_calls import calls_left_in
 from specbatch.schemas.openai_formats import CHATS
 from specbatch.schemas.records import CompletionRecord, FinishReason, RejectedRow
 
@@ -182,8 +182,9 @@ class Lines:
         message = {"role": "assistant", "content": content, "refusal": None}
         if sample.finish_reason is not FinishReason.TOOL_CALLS:
             return message
-        found = calls_in(sample.text)
-        assert found is not None, "recording found them"
+        found = calls_left_in(sample.text)
+        if found is None:
+            return message
         return message | {
             "content": found.content,
             "tool_calls": [

@@ -17,7 +17,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from specbatch.pipeline.outputs.tool_calls import calls_in
+from specbatch.pipeline.outputs.tool_calls import calls_left_in
 from specbatch.pipeline.outputs.values import values_of
 from specbatch.schemas import arrow
 from specbatch.schemas.errors import InputError
@@ -226,11 +226,8 @@ def _call_columns(row: CompletionRecord) -> list[dict[str, str]] | None:
     """The calls of functions that an output ended with; None where there are none."""
     if row.finish_reason is not FinishReason.TOOL_CALLS:
         return None
-    try:
-        found = calls_in(row.text)
-    except ValueError:
-        found = None
-    if found is None:  # the text is not kept, or has marks in place of personal data
+    found = calls_left_in(row.text)
+    if found is None:
         return None
     return [{"name": call.name, "arguments": call.arguments} for call in found.calls]
 

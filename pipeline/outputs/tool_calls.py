@@ -46,6 +46,15 @@ def calls_in(text: str) -> Calling | None:
     return _whole(text, at, Calling(head.strip(_WHITE) or None, calls))
 
 
+def calls_left_in(text: str) -> Calling | None:
+    """The calls of a recorded text; None where it has none, or none that is whole: the text is not
+    kept, or has marks in place of personal data."""
+    try:
+        return calls_in(text)
+    except ValueError:
+        return None
+
+
 def _listed(text: str, at: int, several: bool) -> tuple[tuple[ToolCall, ...], int]:
     call, at = _call(text, at)
     calls = [call]

@@ -25,6 +25,7 @@ from specbatch.pipeline.moderation.hooks import HookFailedError, HookProcess
 from specbatch.pipeline.moderation.judge import question, verdict_of
 from specbatch.pipeline.moderation.outcome import as_ruled, published_as, with_form
 from specbatch.pipeline.moderation.patterns import Patterns
+from specbatch.pipeline.outputs.openai import Lines
 from specbatch.schemas.errors import RequestCancelledError, SpecError, UsageError
 from specbatch.schemas.policies import (
     ALLOWED,
@@ -36,8 +37,9 @@ from specbatch.schemas.policies import (
     outcome,
 )
 from specbatch.schemas.privacy import NOT_KEPT
-from specbatch.schemas.records import FinishReason, TopLogprobs
+from specbatch.schemas.records import FinishReason, SamplingParams, TopLogprobs
 from specbatch.schemas.spec import load_spec
+from specbatch.schemas.tools import canonical_choice, canonical_tools
 from support.peak_memory import ended
 
 GIVEN = PolicyInput("a text", "a prompt", "7", None, "stop")
@@ -184,6 +186,39 @@ def test_a_redaction_that_breaks_the_form_says_so() -> None:
     broken = with_form(as_ruled(record, [said(Verdict.redact('{"a": [X]}'))]), form)
     assert broken.is_malformed
     assert with_form(record, form) == record, "it was judged before"
+
+
+@pytest.mark.parametrize(
+    ("choice", "text", "reason", "error"),
+    [
+        ("auto", '{"name": "send", "arguments": {"to": "[MAIL]"}}', FinishReason.TOOL_CALLS, None),
+        ("auto", "[removed]", FinishReason.STOP, None),  # a plain answer is right as well
+        ("auto", '{"name": "send", [MAIL]', FinishReason.STOP, "not whole"),
+        ("required", "[removed]", FinishReason.STOP, "it has none"),
+    ],
+)
+def test_a_redacted_call_is_published_as_what_is_left_of_it(
+    choice: str, text: str, reason: FinishReason, error: str | None
+) -> None:
+    called = '{"name": "send", "arguments": {"to": "anna@example.com"}}'
+    function = {"name": "send", "parameters": {"properties": {"to": {"type": "string"}}}}
+    tools = canonical_tools([{"type": "function", "function": function}])
+    form = SamplingParams(tools=tools, tool_choice=canonical_choice(choice)).form
+    record = completion(1, text=called, finish_reason=FinishReason.TOOL_CALLS)
+    left = published_as(record, called, [said(Verdict.redact(text))], form)
+    assert left.finish_reason is reason
+    assert (left.error is None) if error is None else (error in str(left.error))
+    choice_of = Lines("job", 0).line([left])["response"]["body"]["choices"][0]
+    assert choice_of["finish_reason"] == reason.value
+    if reason is FinishReason.STOP:
+        assert choice_of["message"]["content"] == text
+        assert "tool_calls" not in choice_of["message"]
+
+
+def test_a_record_of_calls_without_its_calls_has_an_openai_line() -> None:
+    record = completion(1, text="[removed]", finish_reason=FinishReason.TOOL_CALLS)
+    (choice,) = Lines("job", 0).line([record])["response"]["body"]["choices"]
+    assert choice["message"]["content"] == "[removed]"
 
 
 def test_tokens_behind_a_stop_string_go_whoever_allowed_the_text() -> None:
