@@ -19,6 +19,10 @@ More = Callable[[str], Iterator[tuple[str, Place]]]  # a text to kinds and place
 # In quotes, or a place in a JSON document.
 _QUOTED = re.compile(r"(?<!\w)([\"'])(?:(?!\1).)*+(?:\1|\Z)|(?<=\bat )(?:… )?/\S+", re.DOTALL)
 
+_ESCAPE = re.compile(r"""\\(?:(["\\/bfnrt])|u([0-9A-Fa-f]{4}))""")
+_SHORT = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+_JSON_IN_JSON = 2  # escapes within escapes, as in the arguments of a call
+
 
 class Span(NamedTuple):
     """A find: characters `start` to `stop` of the text."""
@@ -41,8 +45,21 @@ class Redactor:
         self._more: More | None = None
 
     def spans(self, text: str) -> list[Span]:
-        """The finds in order; those that overlap or touch within one kind are one."""
-        return merged(self._found(text))
+        """The finds in order; those that overlap are one.
+
+        JSON is searched as what its escapes stand for, too: they hide finds, and their letters
+        touch what comes next.
+        """
+        spans = list(self._found(text))
+        read = text
+        starts: Sequence[int] = range(len(text) + 1)  # of what was read, in the text
+        for _ in range(_JSON_IN_JSON):
+            before = len(read)
+            read, starts = unescaped(read, starts)
+            if len(read) == before:
+                break
+            spans += (Span(starts[a], starts[b], kind) for a, b, kind in self._found(read))
+        return merged(spans)
 
     def redacted(self, text: str) -> str:
         spans = self.spans(text)
@@ -60,6 +77,30 @@ class Redactor:
         if self._make_more is not None:
             self._more = self._more or self._make_more()
             yield from (Span(*place, kind) for kind, place in self._more(text))
+
+
+def unescaped(text: str, starts: Sequence[int]) -> tuple[str, Sequence[int]]:
+    """A text with what JSON's escapes stand for, and of each character, and of the end, the start.
+    `starts`: those of the text. Half of a surrogate pair is one character."""
+    if "\\" not in text:
+        return text, starts
+    parts: list[str] = []
+    kept: list[int] = []
+    place = 0
+    for match in _ESCAPE.finditer(text):
+        begin, end = match.span()
+        parts += (text[place:begin], _stands_for(match))
+        kept += starts[place : begin + 1]
+        place = end
+    return "".join((*parts, text[place:])), [*kept, *starts[place:]]
+
+
+def _stands_for(escape: re.Match[str]) -> str:
+    char, code = escape.groups()
+    if char is not None:
+        return _SHORT.get(char, char)
+    number = int(code, 16)
+    return "\N{REPLACEMENT CHARACTER}" if 0xD800 <= number < 0xE000 else chr(number)
 
 
 def merged(found: Iterable[Span]) -> list[Span]:

@@ -38,6 +38,19 @@ PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow/+=\n-----END RSA PRIVATE KEY-----
         ("İzmir İİ: password=hunter2hunter2", "İzmir İİ: password=[KEY]"),
         (f"a {PEM} b", "a [KEY] b"),
         ("-----BEGIN PRIVATE KEY-----\ncut off", "[KEY]"),
+        # JSON, and JSON within it: the letters of escapes are no part of names
+        (r'{"a": "Tel.\n+49 30 90182077\tIP\n192.0.2.17"}', r'{"a": "Tel.\n[PHONE]\tIP\n[IP]"}'),
+        (r'{"a": "x\tDE89370400440532013000"}', r'{"a": "x\t[IBAN]"}'),
+        (r'{"a": "see\nsk-abcdefghijklmnop1234"}', r'{"a": "see\n[KEY]"}'),
+        (
+            r'{"m": "an\u0061\u0040ex.de \ud83d\ude00 \u0062@c.de"}',
+            r'{"m": "[EMAIL] \ud83d\ude00 [EMAIL]"}',
+        ),
+        (r'{"a": "{\"password\": \"hunter2hunter2\"}"}', r'{"a": "{\"password\": \"[KEY]\"}"}'),
+        (
+            r'{"a": "{\"k\": \"see\\nsk-abcdefghijklmnop1234\"}"}',
+            r'{"a": "{\"k\": \"see\\n[KEY]\"}"}',
+        ),
     ],
 )
 def test_finds_are_replaced_by_their_mark(text: str, redacted: str) -> None:
@@ -49,6 +62,7 @@ def test_finds_are_replaced_by_their_mark(text: str, redacted: str) -> None:
     [
         *("4111 1111 1111 1112", "room 101, 1234567 people", "3.14159265358979", "12:30:45"),
         *("std::vector<int>", "01.02.2026", "2026-11-22", "pages 100-200", "1.2.3", "999.1.1.1"),
+        *(r"\alpha\beta", r"C:\new\table", r'{"a": "line\n\u00fc"}', r"\ud800", "\\"),
         *("a@b", "@decorator", "token: a", "1a2009e15760fb886dcc7", "::1", "0.5 - 0.7"),
     ],
 )
@@ -121,7 +135,22 @@ def test_every_character_of_a_find_is_gone_and_all_others_stay(
 def test_a_text_of_any_shape_is_done_in_time_in_proportion_to_its_length() -> None:
     """A search that tries all pairs of places in such a text takes half an hour, not a moment."""
     redactor = Redactor({"OWN": r"\w{1,20}-\d+x"})
-    for piece in ("the quick fox ", "a", "1", "1.2.", "a:", "@", "a@", "4 1", "-", "'", "\u00e9"):
+    for piece in (
+        "the quick fox ",
+        "a",
+        "1",
+        "1.2.",
+        "a:",
+        "@",
+        "a@",
+        "4 1",
+        "-",
+        "'",
+        "\u00e9",
+        "\\",
+        r"\n",
+        r"\u0031",
+    ):
         length = 200_000
         redactor.spans((piece * length)[:length])
 
