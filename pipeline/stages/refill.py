@@ -152,16 +152,21 @@ def refilled(
     group_index: int,
     requests: Sequence[Request],
 ) -> AbstractContextManager[None]:
-    """More of these requests' blocks may be asked for inside, where blocks were made at all.
-
-    Not of a job whose texts are not kept: the broker would see its tokens. Nor of one that may not
-    be worked on anywhere, for `--regions` or `--no-spot`: any proposer's worker may answer.
-    """
+    """More of these requests' blocks may be asked for inside, where blocks were made at all."""
     wanted = spec.speculation.depth != "shadow" and any(r.draft_ids for r in requests)
-    wanted = wanted and job.privacy.is_full and spec.placement == ANYWHERE
+    wanted = wanted and may_be_refilled(job, spec)
     if refills is None or spec.draft_model is None or not wanted:
         return nullcontext()
     return refills.allowed(group_index, spec.draft_model, requests)
+
+
+def may_be_refilled(job: JobRow, spec: JobSpec) -> bool:
+    """Whether the broker and any proposer's worker may see the job's tokens.
+
+    Not those of a job whose texts are not kept, nor tokens that no policy has judged yet. Nor those
+    of a job that may not be worked on anywhere, for `--regions` or `--no-spot`.
+    """
+    return job.privacy.is_full and not spec.policies and spec.placement == ANYWHERE
 
 
 class Refiller:
@@ -199,12 +204,13 @@ class Refiller:
     def _refill(self, message: RefillMessage) -> HintMessage | None:
         self._host.check()
         job = self._store.get_job(message.job_id)
-        if not job.privacy.is_full:
+        if not job.privacy.is_full:  # its spec may be sealed
             return None
         spec = spec_of(job)
         prompts = self._store.prompts_of(message.job_id, message.group_index)
         over = job.state.is_final or job.cancel_requested
-        if over or prompts is None or not spec.may_propose or spec.placement != ANYWHERE:
+        allowed = spec.may_propose and may_be_refilled(job, spec)
+        if over or prompts is None or not allowed:
             return None
         read = self._readers.get(job.job_id, lambda: reader(self._objects, job, _FILES_KEPT))
         rows = read(prompts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,14 @@ ROWS = [PromptRow(row, f"r{row}", (10 + row, 20, 30), 100 + row, n=2) for row in
 class Bed:
     """A proposer's worker, and a store with a job of two groups."""
 
-    def __init__(self, pair: TinyPair, host: EngineHost, folder: Path, **speculation: Any) -> None:
+    def __init__(
+        self,
+        pair: TinyPair,
+        host: EngineHost,
+        folder: Path,
+        policies: Sequence[dict[str, Any]] = (),
+        **speculation: Any,
+    ) -> None:
         self.pair = pair
         self.spec = JobSpec.model_validate(
             {
@@ -42,6 +49,7 @@ class Bed:
                 "sampling": {"max_tokens": 60, "temperature": 0.9, "ignore_eos": True},
                 "speculation": {"pregenerate_tokens": BLOCK} | speculation,
                 "engine": {"dtype": "float32"},
+                "policies": policies,
             }
         )
         self.store = sqlite_store()
@@ -152,6 +160,14 @@ def test_a_row_that_was_given_away_is_found_by_its_new_group(bed: Bed) -> None:
     hint = bed.ask(group_index=split_off)
     assert hint is not None
     assert hint.token_ids == bed.draft(2, 1)[:BLOCK]
+
+
+def test_outputs_that_policies_judge_are_not_written_on(
+    tiny_pair: TinyPair, host: EngineHost, tmp_path: Path
+) -> None:
+    """A message of an older verify worker may ask for it."""
+    policies = [{"use": "patterns", "patterns": {"number": "[0-9]{2,}"}}]
+    assert Bed(tiny_pair, host, tmp_path, policies).ask() is None
 
 
 def test_a_cancelled_job_is_not_written_for(bed: Bed) -> None:

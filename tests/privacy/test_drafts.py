@@ -30,6 +30,7 @@ SPEC = load_spec(
         "speculation": {"tag_depths": [[f"of {MAIL}", 2]]},
     }
 )
+JUDGED = [{"use": "patterns", "patterns": {"number": "[0-9]{2,}"}}]
 ROW = PromptRow(0, MAIL, (1, 2, 3), 7, tag=f"of {MAIL}")
 
 
@@ -64,7 +65,7 @@ def test_earlier_outputs_are_found_by_what_is_kept_of_an_id() -> None:
     assert request.past_ids == (5, 6, 7)
 
 
-def test_no_tokens_of_a_private_job_go_over_the_broker() -> None:
+def test_no_tokens_of_a_private_or_judged_job_go_over_the_broker() -> None:
     spec: JobSpec = SPEC
     (request,) = requests_of("job", spec, ROW, nothing)
     drafted = type(request)(
@@ -75,3 +76,6 @@ def test_no_tokens_of_a_private_job_go_over_the_broker() -> None:
     assert isinstance(private, nullcontext)
     whole = refilled(refills, job_of(PrivacyMode.FULL), spec, 0, [drafted])
     assert not isinstance(whole, nullcontext)
+    judged = load_spec(SPEC.model_dump() | {"policies": JUDGED})
+    unjudged = refilled(refills, job_of(PrivacyMode.FULL), judged, 0, [drafted])
+    assert isinstance(unjudged, nullcontext), "a policy may block what they say"
