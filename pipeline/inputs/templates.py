@@ -18,6 +18,7 @@ from typing import Any
 
 from specbatch.pipeline.inputs.contract import RowError
 from specbatch.pipeline.inputs.limited import (
+    KilledError,
     LimitedProcess,
     LimitError,
     limit_memory,
@@ -71,7 +72,7 @@ class LimitedTemplate:
         whose = self._whose
         with self._lock:
             try:
-                answer = self._ask(line)
+                answer = self._answer(line)
             except LimitError as error:
                 self._child = None
                 self._over += 1
@@ -90,6 +91,13 @@ class LimitedTemplate:
                     self._child = None
                 raise
             return self._read(answer)
+
+    def _answer(self, line: bytes) -> dict[str, Any]:
+        try:
+            return self._ask(line)
+        except KilledError:  # not by our limits, so the template need not be at fault
+            self._child = None
+            return self._ask(line)
 
     def _ask(self, line: bytes) -> dict[str, Any]:
         if self._child is None:

@@ -246,6 +246,20 @@ def test_a_paused_reading_has_no_process_and_misses_no_row(tmp_path: Path) -> No
     assert ids == [row.id for batch in plain.read() for row in batch.rows]
 
 
+@pytest.mark.parametrize("whom", ["renderer", "its parent"])
+def test_a_killed_renderer_costs_no_chat(whom: str) -> None:
+    template = ChatTemplate("{{ messages[0]['content'] }}", {}, "m")
+    before = below(os.getpid())
+    for number in range(4):
+        hello = f"hello {number}"
+        assert template.render([{"role": "user", "content": hello}]) == hello
+        (renderer,) = (pid for pid in below(os.getpid()) - before if not children(pid))
+        victim = renderer if whom == "renderer" else _parent(renderer)
+        gone = ended(victim)
+        os.kill(victim, signal.SIGKILL)
+        assert gone()
+
+
 def test_an_interrupted_render_does_not_answer_for_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
