@@ -264,10 +264,8 @@ class Picks:
 
         file = self._written(candidates, OWN, rows())
         if counts.picked + counts.own + counts.rejected != candidates.rows_total:
-            raise ObjectError(
-                f"prompts of job {candidates.job_id} are missing in {candidates.workspace_uri}: "
-                "restore them from a copy"
-            )
+            self._check_kept([candidates.job_id])
+            raise _prompts_missing(candidates)
         return file, counts
 
     def is_good(self, best: CompletionRecord | None) -> bool:
@@ -322,12 +320,11 @@ class Picks:
     ) -> Manifest:
         """Write the output of a pick whose jobs have ended. The same jobs write the same files.
 
-        Raises `OutputError`, and `ObjectError`, also where a job's rows are not those that it was
-        made of.
+        Raises `OutputError`, `UsageError` where a job was purged meanwhile, and `ObjectError`, also
+        where a job's rows are not those that it was made of.
         """
         chosen = self.choices(candidates, scores and scores[1]())
-        picked = (choice.best for choice in chosen if self.is_good(choice.best))
-        rows: list[Iterable[CompletionRecord]] = [(best for best in picked if best is not None)]
+        rows: list[Iterable[CompletionRecord]] = [self._picked(candidates, chosen, counts.picked)]
         rejected: list[Iterable[RejectedRow]] = [self.store.rejected(candidates.job_id)]
         if own is not None:
             self._check_read(*own)
@@ -342,8 +339,27 @@ class Picks:
             heapq.merge(*rows, key=attrgetter("row_index")),
             heapq.merge(*rejected, key=attrgetter("row_index")),
             info=self._info(jobs, counts),
+            still_mine=partial(self._check_kept, [job.job_id for job in jobs.values() if job]),
             quarantines=self.pick.job.output.malformed.then == "quarantine",
         )
+
+    def _picked(
+        self, candidates: JobRow, chosen: Iterable[Choice], count: int
+    ) -> Iterator[CompletionRecord]:
+        """The best of each row that has a good one. Raises where they are not so many any more."""
+        found = 0
+        for choice in chosen:
+            if choice.best is not None and self.is_good(choice.best):
+                found += 1
+                yield choice.best
+        if found != count:
+            self._check_kept([candidates.job_id])
+            raise _prompts_missing(candidates)
+
+    def _check_kept(self, job_ids: Iterable[str]) -> None:
+        """Raise `UsageError` where a job was purged: its texts may have been read as empty ones."""
+        for job_id in job_ids:
+            may_be_read(self.store.get_job(job_id))
 
     def _as_published(self, job: JobRow) -> Iterator[CompletionRecord]:
         """A job's completions with what was decided of those that a policy sent to review."""
@@ -482,6 +498,12 @@ def input_identity(pick: Pick, objects: Objects) -> str:
             known = f"{file.size} {file.version}"
         said.update(orjson.dumps([file.uri, known]))
     return said.hexdigest()
+
+
+def _prompts_missing(job: JobRow) -> ObjectError:
+    return ObjectError(
+        f"prompts of job {job.job_id} are missing in {job.workspace_uri}: restore them from a copy"
+    )
 
 
 def _digested(row: PromptRow) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,9 @@ import pytest
 import yaml
 from cli.conftest import called_in
 
+from specbatch.pipeline.operations import picks as operation
 from specbatch.pipeline.outputs.outputs import read_manifest, read_output
+from specbatch.schemas.records import JobRow
 from support.models import TinyPair, tiny_llama
 from support.packages import install
 
@@ -288,6 +290,35 @@ def test_an_interrupted_pick_goes_on_where_it_stopped_and_a_purged_one_does_not(
     refused = cli("pick", path, "--local")
     assert refused.code == 2
     assert "was purged" in refused.complaint
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "words"),
+    [("texts", 2, "was purged"), ("files", 4, "are missing"), ("all", 2, "was purged")],
+)
+def test_a_pick_whose_candidates_go_while_it_is_written_publishes_nothing(
+    cli: Any, spec: Spec, monkeypatch: pytest.MonkeyPatch, what: str, code: int, words: str
+) -> None:
+    """A purge empties the texts in the store, and deletes the prompts."""
+    publish, choices = operation.Picks.publish, operation.Picks.choices
+
+    def purged_meanwhile(self: operation.Picks, job: JobRow, *rest: Any) -> Iterator[Any]:
+        for number, choice in enumerate(choices(self, job, *rest)):
+            yield choice
+            if number == 0 and what in ("texts", "all"):
+                list(self.store.purge(job.job_id, "asked for"))
+            if number == 0 and what in ("files", "all"):
+                for file in Path(job.workspace_uri).rglob("prompts-*"):
+                    file.unlink()
+
+    def publishing(self: operation.Picks, *given: Any) -> Any:
+        monkeypatch.setattr(operation.Picks, "choices", purged_meanwhile)
+        return publish(self, *given)
+
+    monkeypatch.setattr(operation.Picks, "publish", publishing)
+    done = cli("pick", spec(pick={"least": 0.0}), "--local")
+    assert (done.code, words in done.complaint) == (code, True), done.err
+    assert not Path("picked/manifest.json").exists()
 
 
 def test_workers_elsewhere_get_one_job_at_a_time_and_must_read_what_was_asked(
