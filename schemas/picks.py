@@ -141,6 +141,11 @@ def _problems(pick: Pick, candidates: int) -> list[str]:
         found.append(f"output.keep_best and best_by are what `{SECTION}` says: leave them out")
     if output.keep_columns:
         found.append("output.keep_columns is not for picks: join the output with the input by id")
+    if output.table is not None:
+        found.append(
+            "output.table gets the finished rows of one job, and a pick has up to three: leave it "
+            "out, and load the parts of its output"
+        )
     if job.speculation.verification is not Verification.COUPLED:
         found.append(
             f"verification {job.speculation.verification} makes the verifier's own rows depend on "

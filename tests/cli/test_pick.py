@@ -366,6 +366,7 @@ def test_a_budget_is_of_all_jobs_together(cli: Any, spec: Spec) -> None:
         ({"sampling": {"n": 2}}, "each row of a pick has one text"),
         ({"output": {"keep_columns": "all"}}, "join the output with the input by id"),
         ({"output": {"keep_best": 1}}, "are what `pick` says"),
+        ({"output": {"table": "outputs"}}, "output.table gets the finished rows of one job"),
         ({"deadline_sec": 5}, "use --timeout"),
         ({"notify": "chat"}, "notify tells the end of one job"),
         ({"input": {"uri": "nothing.parquet"}}, "nothing.parquet"),
