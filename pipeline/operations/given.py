@@ -125,7 +125,8 @@ def proved_spec(cipher: Cipher | None, job: JobRow, given: Mapping[str, Any] | N
     what = "other texts than" if given else "not all texts of"
     raise UsageError(
         f"that is {what} the spec of job {job.job_id}, whose own were purged: give its name, stop "
-        "strings, token ids, templates and tags as they were submitted with --spec FILE"
+        "strings, token ids, templates, tags, policies and best_by as they were submitted with "
+        "--spec FILE"
     )
 
 

@@ -25,6 +25,7 @@ _TEMPLATES = ("template", "system")
 _FORM_FIELDS = ("response_format", "tools", "tool_choice")
 TEXT_FIELDS = {
     "input": _TEMPLATES,
+    "output": ("best_by",),
     "sampling": ("stop", *_TOKEN_FIELDS, *_FORM_FIELDS),
     "speculation": _BY_TAG,
 }  # by part of a spec: what is reduced in it

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ledger.builders import completion, new_job
 
+from specbatch.pipeline.operations.given import proved_spec
 from specbatch.pipeline.privacy.redactor import Redactor, Span
 from specbatch.pipeline.privacy.retention import KEEP_ALL, NO_WORDS, token_places, tokens_in
 from specbatch.pipeline.privacy.tenants import Privacy
@@ -169,6 +172,41 @@ def test_an_order_is_shown_without_its_texts_and_pinned_to_its_mode() -> None:
         assert shown == (templates if mode is PrivacyMode.REDACTED else {})
         assert privacy(PrivacyMode.FULL).templates(stored) == list(shown.items())
     assert privacy(PrivacyMode.FULL).as_stored(order) is order
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        {"input": {"template": "Who is {name}?", "system": "Say it."}},
+        {"sampling": {"stop": [MAIL], "stop_token_ids": [5], "logit_bias": {"7": 1.0}}},
+        {"sampling": {"response_format": {"type": "json_object"}}},
+        {"speculation": {"tag_depths": [[f"of {MAIL}", 2]]}},
+        {"policies": [{"use": "patterns", "patterns": {"mail": MAIL}}]},
+        {"output": {"keep_best": 1, "best_by": {"use": "judge", "prompt": f"of {MAIL}? {{text}}"}}},
+        {"output": {"keep_best": 1, "best_by": {"use": "ours", "options": {"about": MAIL}}}},
+        {"name": f"for {MAIL}"},
+    ],
+)
+def test_the_spec_of_a_purged_job_is_proved_by_its_texts(texts: dict[str, Any]) -> None:
+    values: dict[str, Any] = {
+        "tenant": "clinic",
+        "input": {"uri": "/in.jsonl"},
+        "output": {"uri": "/out"},
+        "sampling": {"n": 2, "temperature": 0.5},
+        "verifier": "big",
+    }
+    for name, part in texts.items():
+        values[name] = values[name] | part if isinstance(values.get(name), dict) else part
+    spec = load_spec(values)
+    order = new_job(tenant="clinic", spec=spec.model_dump(mode="json"), spec_digest=spec.digest())
+    stored = privacy(PrivacyMode.HASH_ONLY).as_stored(order)
+    made = sqlite_store().create_job(stored)[0]
+    job = replace(made, spec=stored.spec, purged_at=1.0)  # a purge deletes the whole one
+    assert MAIL not in repr(job)
+    assert proved_spec(CIPHER, job, texts) == spec
+    for others in (None, {"output": {"uri": "/elsewhere"}}):
+        with pytest.raises(UsageError, match="--spec FILE"):
+            proved_spec(CIPHER, job, others)
 
 
 def test_a_key_is_needed_and_workers_may_not_keep_less_than_was_submitted() -> None:
