@@ -41,6 +41,8 @@ _MUST_BE = {
     "too_long": "a list of at most {max_length}",
 }
 
+_MOST_SHOWN = 100  # characters of what was given
+
 
 def explain(errors: Sequence[Any], model: type[BaseModel], flags: Collection[str] = ()) -> str:
     """All of pydantic's errors about a model, as parts of one sentence.
@@ -75,7 +77,12 @@ def _limits(error: Any) -> dict[str, Any]:
 
 def _given(error: Any) -> str:
     given = error.get("input")
-    return f" (got {given!r:.100})" if isinstance(given, str | int | float | bool) else ""
+    if not isinstance(given, str | int | float | bool):
+        return ""
+    shown = repr(given)
+    if len(shown) > _MOST_SHOWN:  # its quote is closed: what is quoted is told by pairs of them
+        shown = f"{shown[:_MOST_SHOWN]}…{shown[-1]}"
+    return f" (got {shown})"
 
 
 def _where(error: Any) -> str:

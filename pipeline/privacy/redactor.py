@@ -16,8 +16,8 @@ from specbatch.schemas.errors import MissingExtraError
 More = Callable[[str], Iterator[tuple[str, Place]]]  # a text to kinds and places
 
 # Quotes in a message are user data. A truncated message has no closing quote.
-# In quotes, or a place in a JSON document.
-_QUOTED = re.compile(r"(?<!\w)([\"'])(?:(?!\1).)*+(?:\1|\Z)|(?<=\bat )(?:… )?/\S+", re.DOTALL)
+# In quotes as `repr` writes them, or a place in a JSON document.
+_QUOTED = re.compile(r"(?<!\w)b?([\"'])(?:\\.|(?!\1).)*+(?:\1|\Z)|(?<=\bat )(?:… )?/\S+", re.DOTALL)
 
 _ESCAPE = re.compile(r"""\\(?:(["\\/bfnrt])|u([0-9A-Fa-f]{4}))""")
 _SHORT = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}

@@ -7,10 +7,13 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from specbatch.pipeline.privacy.patterns import found
 from specbatch.pipeline.privacy.redactor import Redactor, Span, merged, replaced
 from specbatch.schemas.errors import MissingExtraError, UsageError
+from specbatch.schemas.field_errors import explain
+from specbatch.schemas.spec import SamplingSpec
 
 PLAIN = Redactor()
 PEM = "-----BEGIN RSA PRIVATE KEY-----\nMIIEow/+=\n-----END RSA PRIVATE KEY-----"
@@ -112,8 +115,23 @@ def test_messages_lose_what_they_quote_even_where_the_quote_was_cut_off() -> Non
         "an earlier row has the id […] of […] but the model's vocabulary is 5"
     )
     assert PLAIN.without_quotes("the id 'Anna Schm") == "the id […]"
+    for quoted in ('it\'s "Anna" Kowalski', "'", "a\\", b"Anna", b"'\"", "Anna's\n"):
+        said = f"the job's id {quoted!r}, of row 'Anna'; see Bob's"
+        assert PLAIN.without_quotes(said) == "the job's id […], of row […]; see Bob's"
+        cut = f"the job's id {quoted!r:.5}"
+        assert "Anna" not in PLAIN.without_quotes(cut)
     place = "parameters at /properties/patient_anna/uniqueItems: Unimplemented"
     assert PLAIN.without_quotes(place) == "parameters at […] Unimplemented"
+
+
+def test_errors_about_several_fields_lose_all_that_they_quote() -> None:
+    values = {"max_tokens": "Anna " * 50, "temperature": "Anna", "top_k": int("9" * 200)}
+    with pytest.raises(ValidationError) as caught:
+        SamplingSpec.model_validate(values)
+    said = explain(caught.value.errors(), SamplingSpec)
+    assert said.count("Anna") > 15
+    assert PLAIN.without_quotes(said).count("(got […])") == 2
+    assert "Anna" not in PLAIN.without_quotes(said)
 
 
 @given(
