@@ -36,6 +36,7 @@ from specbatch.pipeline.engines.models.fingerprint import unchanged
 from specbatch.pipeline.engines.models.model_folder import LoadedModels
 from specbatch.pipeline.engines.service import EngineService
 from specbatch.pipeline.engines.state.accounting import Rows, TimeBook
+from specbatch.pipeline.engines.state.refusal import sequence_of
 from specbatch.pipeline.engines.state.sequence import Sequence
 from specbatch.pipeline.policy.breaker import Lessons
 from specbatch.pipeline.policy.knowledge import Knowledge
@@ -135,8 +136,8 @@ class StandInEngine:
     def add(self, request: Request) -> None:
         eos = set() if request.params.ignore_eos else {self._vocab_size - 1}
         prompt = len(request.prompt_ids)
-        sequence = Sequence(
-            request=request,
+        sequence = sequence_of(
+            request,
             stop_ids=frozenset(eos | set(request.params.stop_token_ids)),
             max_length=min(self._context_tokens, prompt + request.params.max_tokens),
         )

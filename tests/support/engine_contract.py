@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from specbatch.pipeline.engines.contract import Cohort, Completion, Request
 from specbatch.pipeline.engines.service import EngineService, SteppingEngine
-from specbatch.schemas.errors import RequestCancelledError
+from specbatch.schemas.errors import EngineError, RequestCancelledError
 from specbatch.schemas.provenance import NO_TICKS, Ticks
 from specbatch.schemas.records import FinishReason, Origin, SamplingParams
 from specbatch.schemas.speculation import PRE_GENERATED
@@ -139,6 +139,39 @@ def test_an_output_that_exists_is_continued(bed: Bed) -> None:
     truth = bed.truth(1)[0]
     done = finish(bed.make(), [bed.request(0, decided_ids=truth[:5])])["r0"]
     assert done.token_ids == truth[5:]
+
+
+class Unfitting:
+    """A grammar that no token fits."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size, self.end_ids = vocab_size, [0]
+
+    def begin(self) -> Unfitting:
+        return self
+
+    def append(self, _token: int) -> None:
+        raise EngineError("its response format cannot be followed any further")
+
+
+def raising() -> Callable[[int], bool]:
+    raise ValueError("no text")
+
+
+def test_an_output_that_cannot_be_continued_ends_alone(bed: Bed) -> None:
+    """Its grammar, or its check for stop strings, does not take the tokens that it has."""
+    truth = bed.truth(2)
+    grammar = Unfitting(bed.vocab_size)
+    broken = [
+        bed.request(2, decided_ids=truth[0][:5], grammar=grammar),
+        bed.request(3, decided_ids=truth[0][:5], watch_text=raising),
+    ]
+    done = finish(bed.make(), [bed.request(0), *broken, bed.request(1)])
+    assert [done[f"r{number}"].token_ids for number in (0, 1)] == truth
+    for request_id, reason in (("r2", "cannot be followed any further"), ("r3", "no text")):
+        assert done[request_id].finish_reason is FinishReason.ERROR
+        assert reason in (done[request_id].error or "")
+        assert not done[request_id].token_ids
 
 
 def test_a_service_gives_completions_in_the_callers_order(bed: Bed) -> None:

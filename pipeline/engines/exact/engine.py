@@ -40,7 +40,7 @@ from specbatch.pipeline.engines.state.recovery import (
     isolate,
     with_type,
 )
-from specbatch.pipeline.engines.state.refusal import all_within, refusal
+from specbatch.pipeline.engines.state.refusal import all_within, refusal, sequence_of
 from specbatch.pipeline.engines.state.sequence import Sequence, stop_ids_of
 from specbatch.pipeline.engines.state.step import Draft, Planned, Step
 from specbatch.pipeline.engines.state.step_accounts import StepAccounts
@@ -110,12 +110,13 @@ class Engine:
         limit, vocab_size = self._runner.context_tokens, self._runner.vocab_size
         if not all_within(request.draft_ids, vocab_size):  # a hint that cannot be right
             request = replace(request, draft_ids=())
-        sequence = Sequence(
-            request=request,
+        sequence = sequence_of(
+            request,
             stop_ids=stop_ids_of(request, self._runner.eos_ids, vocab_size),
             max_length=min(limit, len(request.prompt_ids) + request.params.max_tokens),
         )
-        sequence.error = refusal(sequence, limit, vocab_size, self._runner.shortage)
+        refused = refusal(sequence, limit, vocab_size, self._runner.shortage)
+        sequence.error = refused or sequence.error
         if sequence.error is not None:
             sequence.finish_reason = FinishReason.ERROR
             self._rejected.append(sequence.completion())

@@ -2,8 +2,29 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
+
+from specbatch.pipeline.engines.contract import Request
+from specbatch.pipeline.engines.state.recovery import with_type
 from specbatch.pipeline.engines.state.sequence import Sequence
 from specbatch.schemas.records import SamplingParams
+
+log = logging.getLogger(__name__)
+
+
+def sequence_of(request: Request, stop_ids: frozenset[int], max_length: int) -> Sequence:
+    """The sequence of a request. Where its grammar or its check for stop strings does not take what
+    was decided before, it has the error, and the others in the engine go on."""
+    try:
+        return Sequence(request, stop_ids, max_length)
+    except Exception as error:
+        log.warning("request %s cannot begin", request.request_id, exc_info=error)
+        bare = replace(request, grammar=None, watch_text=None)
+        sequence = Sequence(bare, stop_ids, max_length)
+        sequence.request = request
+        sequence.error = f"its output cannot be continued: {with_type(error)}"
+        return sequence
 
 
 def refusal(

@@ -33,6 +33,7 @@ from specbatch.pipeline.engines.proposers.proposer import Proposer
 from specbatch.pipeline.engines.recheck_sample import ONE_IN, is_chosen
 from specbatch.pipeline.engines.speculation.speculator import Speculator
 from specbatch.pipeline.engines.state.recovery import with_type
+from specbatch.pipeline.engines.state.refusal import sequence_of
 from specbatch.pipeline.engines.state.sequence import Sequence, stop_ids_of
 from specbatch.pipeline.engines.state.step import NO_DRAFT, Draft, DraftPlan, Planned, Step
 from specbatch.pipeline.engines.state.step_accounts import StepAccounts
@@ -138,12 +139,12 @@ class VllmEngine:
             request = replace(request, draft_ids=())  # a hint that cannot be right
         if request.max_depth is None or request.max_depth > self._max_depth:
             request = replace(request, max_depth=self._max_depth)
-        sequence = Sequence(
-            request=request,
+        sequence = sequence_of(
+            request,
             stop_ids=stop_ids_of(request, self._eos_ids, self._vocab_size),
             max_length=len(request.prompt_ids) + request.params.max_tokens,
         )
-        sequence.error = refused(request, self._vocab_size)
+        sequence.error = refused(request, self._vocab_size) or sequence.error
         if sequence.error is None and sequence.remaining <= 0:
             sequence.error = f"{len(request.decided_ids)} tokens of output leave no room for more"
         if sequence.error is not None:
