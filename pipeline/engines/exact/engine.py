@@ -115,8 +115,7 @@ class Engine:
             stop_ids=stop_ids_of(request, self._runner.eos_ids, vocab_size),
             max_length=min(limit, len(request.prompt_ids) + request.params.max_tokens),
         )
-        refused = refusal(sequence, limit, vocab_size, self._runner.shortage)
-        sequence.error = refused or sequence.error
+        sequence.error = refusal(sequence, limit, vocab_size, self._runner.shortage)
         if sequence.error is not None:
             sequence.finish_reason = FinishReason.ERROR
             self._rejected.append(sequence.completion())

@@ -53,7 +53,7 @@ def refusal(
             f"its grammar is for a vocabulary of {request.grammar.vocab_size}, "
             f"the model's has {vocab_size}"
         )
-    return _sampling_problem(request.params, sequence.stop_ids, vocab_size)
+    return _sampling_problem(request.params, sequence.stop_ids, vocab_size) or sequence.error
 
 
 def all_within(token_ids: tuple[int, ...], vocab_size: int) -> bool:
