@@ -33,6 +33,7 @@ from support.workers import BIN, WAIT_SEC, WorkerProcess, wait_until, worker
 TIMEOUT_SEC = 12.0
 GRACE_SEC = 10.0  # for a process to start and end, on a machine that is busy
 SOON_SEC = 2.0
+SLOWER = 8  # times its start, on a machine that others begin to use meanwhile
 
 
 class Place:
@@ -176,14 +177,14 @@ def start_sec(place: Place) -> float:
 
 def holds_to_its_timeout(place: Place, server: str, **settings: Any) -> None:
     """It says within two seconds that it waits, then ends in time with one sentence."""
-    slow = start_sec(place)
+    slow = SLOWER * start_sec(place)
     timeout = ("--wait", "--timeout", str(TIMEOUT_SEC))
     said = Spoken(place, *place.job(), *timeout, **settings)
     assert said.code in (4, 6), said.text
     assert f"{server}" in said.text
     assert "Traceback" not in said.text
-    assert said.first("does not answer, trying again until") <= SOON_SEC + 3 * slow
-    assert said.took_sec <= TIMEOUT_SEC + GRACE_SEC + 3 * slow
+    assert said.first("does not answer, trying again until") <= SOON_SEC + slow
+    assert said.took_sec <= TIMEOUT_SEC + GRACE_SEC + slow
     assert said.text.count("error:") == 1
 
 
