@@ -19,7 +19,7 @@ CREATE_INDEX = f"CREATE INDEX ix_{PREFIX}default_month ON {PREFIX}default (month
 # ATTACH does not block writers, and CREATE … PARTITION OF would. But it locks the default
 # partition, and while it waits for that, all other statements on completions wait behind it: so it
 # waits briefly, and is not tried in vain. (`min` uses the index; EXISTS might read all rows.) Only
-# one at a time tries it, for who has looked into that partition holds a lock on it too. The path is
+# one at a time tries it, for a look into that partition holds a lock on it, too. The path is
 # pinned, because a caller's own temporary table must not be taken for ours.
 CREATE_FUNCTION = f"""
 DO $do$ BEGIN EXECUTE replace($create$

@@ -27,7 +27,7 @@ from specbatch.schemas.timekeeping import usd_of
 from specbatch.schemas.usage import PARTS
 
 MOST_JOBS = 1_000_000
-WORKING = "what was leased; workers went on while it was read"
+WORKING = "what was leased; workers continued while it was read"
 
 
 def cost(

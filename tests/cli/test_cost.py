@@ -98,7 +98,7 @@ def test_parts_that_differ_from_the_sum_are_told_where_nobody_works_any_more(
     monkeypatch.setattr(SqlStore, "sessions", with_more)
     shown = cli("cost").out
     assert ("the parts above do not add up to this" in shown) == (not is_live)
-    assert ("workers went on while it was read" in shown) == is_live
+    assert ("workers continued while it was read" in shown) == is_live
 
 
 BOOK = {

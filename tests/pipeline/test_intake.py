@@ -173,7 +173,7 @@ def test_a_file_that_comes_while_a_job_reads_is_left_to_the_next_one(
 def read_by_two_workers(
     store: Store, tmp_path: Path, change: Callable[[Path], None], *keep: str
 ) -> JobRow:
-    """The second one reads on in `b`, after the change."""
+    """The second one resumes in `b`, after the change."""
     folder = tmp_path / "in"
     folder.mkdir()
     for word in "abc":
@@ -191,7 +191,7 @@ def read_by_two_workers(
             return second.client.job(job_id)
 
 
-def test_an_input_of_which_nothing_was_read_may_be_mended(store: Store, tmp_path: Path) -> None:
+def test_an_input_of_which_nothing_was_read_may_be_corrected(store: Store, tmp_path: Path) -> None:
     """Its columns are kept, too: they are those of the files as they are now."""
     path = tmp_path / "in.parquet"
     pq.write_table(pa.table({"id": ["a", "b"], "prompt": ["one", "two"], "k": [1, 2]}), path)

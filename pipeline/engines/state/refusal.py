@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 def sequence_of(request: Request, stop_ids: frozenset[int], max_length: int) -> Sequence:
     """The sequence of a request. Where its grammar or its check for stop strings does not take what
-    was decided before, it has the error, and the others in the engine go on."""
+    was decided before, it has the error, and the others in the engine continue."""
     try:
         return Sequence(request, stop_ids, max_length)
     except Exception as error:
