@@ -128,7 +128,7 @@ class _VisibleFormatter(logging.Formatter):
 
 
 def begin_process() -> None:
-    """In each process that is all ours, before it imports what it needs.
+    """In each process that we start, before it imports what it needs.
 
     Importing torch and transformers makes 300,000 objects that stay. By default all of them are
     looked at again and again: a fifth of a command's start, and then 0.2 s of a worker's lock each

@@ -60,7 +60,7 @@ def wrong(param: str, message: str) -> ApiError:
 
 
 def logged(error: SpecbatchError) -> ApiError:
-    """What a client is told of an error, which is logged as it is."""
+    """The answer to a client after an internal error. The log has the error itself."""
     told = _as_api_error(error)
     log.log(logging.INFO if told.status < 500 else logging.WARNING, "a request failed: %s", error)
     return told

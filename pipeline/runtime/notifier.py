@@ -275,7 +275,7 @@ class Notifier:
         except ObjectError as error:
             self._not_sent(one, str(error))
             return False
-        except Exception as error:  # a fault of ours must neither repeat for ever nor stop others
+        except Exception as error:  # it must neither repeat for ever nor stop others
             log.exception("could not notify %s", one.target, extra={"job": one.job_id})
             self._not_sent(one, f"an unexpected {type(error).__name__}; see the sender's log")
             return False

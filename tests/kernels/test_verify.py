@@ -148,12 +148,21 @@ def test_a_row_does_not_depend_on_its_batch(vocab: int) -> None:
     rows = 63
     logits, counters = torch.randn(rows, vocab) * 2, counters_of(rows)
     params = [random_row(vocab) for _ in range(rows)]
-    offsets = torch.arange(rows + 1)
-    nothing = torch.full((rows,), PLACEHOLDER)
-    whole = verify(logits, nothing, offsets, counters, sampling_of(params))
+    assert_alone_as_together(verify, logits, counters, params)
+
+
+def assert_alone_as_together(
+    sampled: Callable[..., Verdict],
+    logits: Tensor,
+    counters: Tensor,
+    params: Sequence[dict[str, Any]],
+) -> None:
+    rows = len(params)
+    offsets, nothing = torch.arange(rows + 1), torch.full((rows,), PLACEHOLDER)
+    whole = sampled(logits, nothing, offsets, counters, sampling_of(params))
     for row in range(rows):
         one = slice(row, row + 1)
-        alone = verify(
+        alone = sampled(
             logits[one], nothing[one], offsets[:2], counters[one], sampling_of(params[one])
         )
         assert alone.tokens[0] == whole.tokens[row]
@@ -184,16 +193,7 @@ def test_a_lone_row_of_a_large_vocabulary_has_the_bits_that_it_has_beside_others
     rows, vocab = 4, 151_936
     generator = torch.Generator().manual_seed(1)  # in one of them the order is seen
     logits, counters = torch.randn(rows, vocab, generator=generator) * 3, counters_of(rows)
-    offsets, nothing = torch.arange(rows + 1), torch.full((rows,), PLACEHOLDER)
-    params = [{"temperature": 1.0}] * rows
-    whole = sampled(logits, nothing, offsets, counters, sampling_of(params))
-    for row in range(rows):
-        one = slice(row, row + 1)
-        alone = sampled(
-            logits[one], nothing[one], offsets[:2], counters[one], sampling_of(params[one])
-        )
-        assert alone.tokens[0] == whole.tokens[row]
-        assert alone.logprobs[0] == whole.logprobs[row]
+    assert_alone_as_together(sampled, logits, counters, [{"temperature": 1.0}] * rows)
 
 
 def test_logprobs_are_of_the_unprocessed_logits() -> None:
