@@ -159,14 +159,20 @@ class Site:
             )
             return [(bool(has_drafts), bool(held)) for has_drafts, held in rows]
 
-    @contextmanager
-    def nobody_writes(self) -> Iterator[None]:
-        """A worker that freezes while it writes would keep SQLite's lock from all others."""
+    def end_between_two_drafts(self, end: Callable[[], None]) -> bool:
+        """Whether one group is drafted and another one held; if so, the proposer is ended there.
+
+        Nobody can write meanwhile: the group stays held, and a worker that freezes while it writes
+        would keep SQLite's lock from all others.
+        """
         path = self.home / "workspace" / "specbatch.db"
         with closing(sqlite3.connect(path, timeout=60.0, isolation_level=None)) as database:
             database.execute("BEGIN IMMEDIATE")
-            yield
+            found = {(True, False), (False, True)} <= set(self.groups())
+            if found:
+                end()
             database.execute("ROLLBACK")
+        return found
 
     def finish(self, one: WorkerProcess) -> None:
         wait_until("the job's end", lambda: self.store.get_job(self.job_id).state.is_final, [one])
@@ -206,13 +212,12 @@ def test_a_proposer_that_ends_in_the_middle_holds_nothing_up(
     site: Site, undisturbed: Outcome, end: Callable[[WorkerProcess], None]
 ) -> None:
     with site.worker("ingest") as reader, site.worker(*PROPOSE) as proposer:
+        wait_until("the input is read", site.groups, [reader])
         wait_until(
             "one group drafted, another one held",
-            lambda: {(True, False), (False, True)} <= set(site.groups()),
-            [reader, proposer],
+            lambda: site.end_between_two_drafts(lambda: end(proposer)),
+            poll_sec=0.0,
         )
-        with site.nobody_writes():
-            end(proposer)
         with site.worker("record"), site.worker(*VERIFY) as verifier:
             site.finish(verifier)
             assert outcome(site.store, site.job_id) == undisturbed

@@ -129,7 +129,11 @@ def command(*arguments: str, environment: Mapping[str, str], cwd: Path) -> dict[
 
 
 def wait_until(
-    what: str, condition: Any, workers: Sequence[WorkerProcess] = (), sec: float = WAIT_SEC
+    what: str,
+    condition: Any,
+    workers: Sequence[WorkerProcess] = (),
+    sec: float = WAIT_SEC,
+    poll_sec: float | None = None,
 ) -> Any:
     """Look again and again until `condition()` is true; what it returned."""
     deadline = time.monotonic() + sec
@@ -138,6 +142,7 @@ def wait_until(
             return found
         for one in workers:
             assert one.process.poll() is None, f"a worker died: {one.text()[-2000:]}"
-        time.sleep(max(POLL_SEC, REST * (time.monotonic() - began)))
+        rest_sec = max(POLL_SEC, REST * (time.monotonic() - began))
+        time.sleep(rest_sec if poll_sec is None else poll_sec)
     logs = "".join(f"\n{one.log.name}:\n{one.text()[-3000:]}" for one in workers)
     raise AssertionError(f"not within {sec:.0f} s: {what}{logs}")
