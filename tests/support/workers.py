@@ -43,8 +43,14 @@ class WorkerProcess:
         self.process.wait(END_SEC)
 
     def freeze(self) -> None:
-        """It stays, and does nothing any more, until `thaw`."""
+        """It stays, and does nothing any more, until `thaw`.
+
+        The signal stops a process once one of its threads has seen it; on a busy machine others
+        run until then.
+        """
         self.process.send_signal(signal.SIGSTOP)
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        wait_until("it stands still", lambda: all(_is_stopped(task) for task in tasks.iterdir()))
 
     def thaw(self) -> None:
         self.process.send_signal(signal.SIGCONT)
@@ -54,6 +60,14 @@ class WorkerProcess:
         self.process.send_signal(signal.SIGTERM)
         self.process.wait(END_SEC)
         return self.text()
+
+
+def _is_stopped(task: Path) -> bool:
+    try:
+        stat = (task / "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):  # a thread that ended meanwhile
+        return True
+    return stat.rpartition(")")[2].split()[0] == "T"
 
 
 @contextmanager
