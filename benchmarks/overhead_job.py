@@ -50,6 +50,6 @@ def rows_of(spec: JobSpec) -> list[PromptRow]:
     """The rows as ingest makes them."""
     folder = inspect_model(spec.verifier)
     tokenizer = TextTokenizer.load(str(folder.path))
-    checker = RowChecker(spec, tokenizer, folder.context_tokens, folder.vocab_size)
+    checker = RowChecker(spec, tokenizer, folder.context_tokens, folder.vocab_size, today=0.0)
     source = open_source(spec.input, Objects())
     return [row for group in plan(source, checker, spec.group_size) for row in group.rows]

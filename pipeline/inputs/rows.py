@@ -88,8 +88,16 @@ class RowChecker:
     """Checks and tokenises batches in input order; remembers every id it has met."""
 
     def __init__(
-        self, spec: JobSpec, tokenizer: TextTokenizer, context_tokens: int, vocab_size: int
+        self,
+        spec: JobSpec,
+        tokenizer: TextTokenizer,
+        context_tokens: int,
+        vocab_size: int,
+        *,
+        today: float,
     ):
+        """`today` (seconds since the epoch): for chat templates that write a date, the job's."""
+        self._today = today
         self._spec = spec
         self._tokenizer = tokenizer
         self._context_tokens = context_tokens
@@ -230,7 +238,8 @@ class RowChecker:
             raise RowError("invalid_utf8", "the prompt has half a character (a lone surrogate)")
 
     def _rendered(self, draft: _Draft, prompt: Any) -> str:
-        return self._tokenizer.render(messages_of(prompt), self._tools(draft))
+        tools = self._tools(draft)
+        return self._tokenizer.render(messages_of(prompt), tools, today=self._today)
 
     def _checked_ids(self, prompt: Any) -> Sequence[int]:
         if not isinstance(prompt, list):

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -155,15 +156,20 @@ class ChatTemplate:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        today: float,
     ) -> str:
         """A chat, ready for the assistant's answer. `tools`: what the answer may call.
+
+        `today` (seconds since the epoch) is the time that the template writes, in UTC, if it writes
+        one: by the worker's clock, a retry on another day would write another prompt.
 
         Raises `RowError` (`bad_messages` or `too_long`) for a chat that the template refuses or
         that exceeds a limit (`no_tool_template` for tools or calls that it does not show), and
         `ModelError` for a template that is broken or that exceeds a limit with several chats in a
         row.
         """
-        chat = {"messages": list(messages), "tools": list(tools) if tools else None}
+        chat = {"messages": list(messages), "tools": list(tools) if tools else None, "today": today}
         return str(self._limited.render(json.dumps(chat, default=_placeholder).encode()))
 
 
@@ -177,15 +183,31 @@ def prepare() -> None:
     """Import what renders a chat, once before any child: it takes longer than most jobs' chats."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    _chat(render_jinja_template, {"template": "", "names": {}}, {"messages": [], "tools": None})
+    _chat(
+        render_jinja_template,
+        {"template": "", "names": {}},
+        {"messages": [], "tools": None, "today": 0.0},
+    )
 
 
 def main() -> None:
     """Render chats. The sandbox of transformers limits what a template may touch, but neither its
     loops nor its output."""
-    from transformers.utils.chat_template_utils import render_jinja_template
+    from transformers.utils import chat_template_utils
 
-    serve(lambda setup: partial(_chat, render_jinja_template, setup))
+    # Its `strftime_now` would read the clock, and it takes no other function for a template.
+    vars(chat_template_utils)["datetime"] = _Today
+    serve(lambda setup: partial(_chat, chat_template_utils.render_jinja_template, setup))
+
+
+class _Today:
+    """Stands for `datetime` where templates ask for the time."""
+
+    at = 0.0  # of the chat that is rendered, in seconds since the epoch
+
+    @classmethod
+    def now(cls) -> datetime:
+        return datetime.fromtimestamp(cls.at, UTC)
 
 
 def serve(
@@ -211,6 +233,7 @@ def serve(
 
 def _chat(render: Any, setup: dict[str, Any], chat: dict[str, Any]) -> str:
     messages, tools = chat["messages"], chat["tools"]
+    _Today.at = chat["today"]
 
     def text_of(messages: list[dict[str, Any]], tools: Any) -> str:
         texts, _ = render(

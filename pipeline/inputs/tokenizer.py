@@ -107,8 +107,11 @@ class TextTokenizer:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        today: float,
     ) -> str:
-        """A chat as the model's template writes it, ready for the assistant's answer.
+        """A chat as the model's template writes it, ready for the assistant's answer, on the day
+        `today` (seconds since the epoch).
 
         Raises `RowError` (`no_chat_template`, or what `ChatTemplate.render` says), and
         `ModelError` for a template that no chat can be rendered with.
@@ -119,7 +122,8 @@ class TextTokenizer:
                 f"the tokenizer of {self.name} has no chat template; use text prompts, or a model "
                 "with a template",
             )
-        return (self._tool_template if tools else self._template).render(messages, tools)
+        template = self._tool_template if tools else self._template
+        return template.render(messages, tools, today=today)
 
     @cached_property
     def _template(self) -> ChatTemplate:

@@ -44,14 +44,18 @@ def question(prompt: str, given: PolicyInput, plain: Callable[[str], str]) -> st
 
 
 def question_ids(
-    prompt: str, given: Iterable[PolicyInput], tokenizer: TextTokenizer
+    prompt: str, given: Iterable[PolicyInput], tokenizer: TextTokenizer, today: float
 ) -> list[list[int]]:
     """The question about each completion as the model reads it, through its chat template if it has
-    one. Raises `RowError` if the template takes no such question."""
+    one, which may write the date of `today` (seconds since the epoch).
+
+    Raises `RowError` if the template takes no such question.
+    """
     asked = [question(prompt, one, tokenizer.without_special) for one in given]
     with_template = tokenizer.has_chat_template
     if with_template:
-        asked = [tokenizer.render([{"role": "user", "content": text}]) for text in asked]
+        chats = [[{"role": "user", "content": text}] for text in asked]
+        asked = [tokenizer.render(chat, today=today) for chat in chats]
     return tokenizer.encode_batch(asked, special=not with_template)
 
 

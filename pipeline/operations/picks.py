@@ -233,7 +233,7 @@ class Picks:
                     record.sample_index: _input(choice.row, record, tokenizer)
                     for record in _each_text(choice.candidates)
                 }
-                asked = question_ids(prompt, given.values(), tokenizer)
+                asked = question_ids(prompt, given.values(), tokenizer, candidates.created_at)
                 for sample, ids in zip(given, asked, strict=True):
                     for word, answer in zip((YES, NO), EACH_ANSWER, strict=True):
                         yield PromptRow(

@@ -5,6 +5,7 @@ It uses the same parts as the stages, so a job that passes here passes there.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -107,5 +108,7 @@ def check_job(
         raise InputError(str(error)) from None
     OutputWriter(objects, spec.output.uri, job_id="").check(is_mine)
     tokenizer = TextTokenizer.load(str(verifier.path))  # last: it imports transformers
-    checker = RowChecker(spec, tokenizer, verifier.context_tokens, verifier.vocab_size)
+    checker = RowChecker(
+        spec, tokenizer, verifier.context_tokens, verifier.vocab_size, today=time.time()
+    )
     return Checked(spec, source, checker, tokenizer, verifier.context_tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -98,7 +99,9 @@ def make_replays(
         drafting,
     )
     tokenizer = TextTokenizer.load(str(folder.path))
-    checker = RowChecker(spec, tokenizer, folder.context_tokens, folder.vocab_size)
+    checker = RowChecker(
+        spec, tokenizer, folder.context_tokens, folder.vocab_size, today=job.created_at
+    )
     return Replays(store, objects, job, spec, tokenizer, replayer, checker)
 
 
@@ -236,7 +239,7 @@ def judge_tokenizer(pick: Pick) -> TextTokenizer:
 
     anything = PolicyInput("text", "prompt", "id", None, "stop")
     try:
-        question_ids(pick.section.by.prompt or "", [anything], tokenizer)
+        question_ids(pick.section.by.prompt or "", [anything], tokenizer, time.time())
     except RowError as error:
         raise UsageError(f"`{pick.job.verifier}` cannot be asked as a judge: {error}") from None
     return tokenizer

@@ -127,10 +127,12 @@ class StageContext:
         tokenizer = cache(lambda: self.tokenizers.of_job(job))
         return lambda form: tokenizer().grammar(form, vocab_size)
 
-    def checker(self, spec: JobSpec, verifier: ModelFolder) -> RowChecker:
+    def checker(self, job: JobRow, spec: JobSpec, verifier: ModelFolder) -> RowChecker:
         """Checks a job's input rows."""
         tokenizer = self.tokenizers.of_folder(verifier)
-        return RowChecker(spec, tokenizer, verifier.context_tokens, verifier.vocab_size)
+        return RowChecker(
+            spec, tokenizer, verifier.context_tokens, verifier.vocab_size, today=job.created_at
+        )
 
     def put(self, job: JobRow, kind: str, lease: Lease, data: bytes) -> Artefact:
         """Write a file of this attempt to the job's workspace."""

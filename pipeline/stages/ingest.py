@@ -107,7 +107,7 @@ def _begin(context: StageContext, work: JobWork, job: JobRow, spec: JobSpec) -> 
         context.store.note_report(work.lease, {CONTEXT_TOKENS: verifier.context_tokens})
     context.drafting.prepare(work.lease, job, spec, vocabulary_digest(verifier))
     start = (work.cursor, work.next_row, work.next_group)
-    planned = plan(source, context.checker(spec, verifier), spec.group_size, *start)
+    planned = plan(source, context.checker(job, spec, verifier), spec.group_size, *start)
     identity = identity_of(job, spec, source.format, verifier, proposer) | pinned
     batches = in_batches(planned, min(MOST_TOGETHER, context.max_open_groups))
     return Reading(source, batches, identity)

@@ -93,7 +93,7 @@ class Judging:
         if not given:
             return []
         tokenizer = self.tokenizer
-        prompts = question_ids(prompt, given.values(), tokenizer)
+        prompts = question_ids(prompt, given.values(), tokenizer, self.job.created_at)
         ends, vocab_size = tuple(tokenizer.eos_ids), self.engines.model.vocab_size
         requests = [
             Request(

@@ -173,7 +173,7 @@ class _Unread:
         context, spec = self.context, self.spec
         source = open_again(context, self.work, self.job, spec)
         self.format = source.format
-        checker = context.checker(spec, context.models(spec.verifier))
+        checker = context.checker(self.job, spec, context.models(spec.verifier))
         yield from plan(source, checker, spec.group_size, self.work.cursor, self.work.next_row)
 
 

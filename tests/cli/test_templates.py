@@ -70,7 +70,8 @@ def test_a_dry_run_shows_three_prompts_with_their_tokens(
     lines = [line for line in shown if line.startswith("row ")]
     assert len(lines) == 3
     text = TextTokenizer.load(str(tiny_pair.verifier)).render(
-        [{"role": "system", "content": "Row row-0."}, {"role": "user", "content": "def f0(x):\n#"}]
+        [{"role": "system", "content": "Row row-0."}, {"role": "user", "content": "def f0(x):\n#"}],
+        today=0.0,
     )
     (tokens,) = tokens_of(tiny_pair, [text])
     begin = text[:20].replace("\n", "\\n")

@@ -34,7 +34,7 @@ def objects() -> Objects:
 @pytest.fixture(scope="session")
 def make_checker(tokenizer: TextTokenizer) -> Callable[..., RowChecker]:
     def make(spec: JobSpec, context: int = 64, vocab: int | None = None) -> RowChecker:
-        return RowChecker(spec, tokenizer, context, vocab or tokenizer.vocab_size)
+        return RowChecker(spec, tokenizer, context, vocab or tokenizer.vocab_size, today=0.0)
 
     return make
 

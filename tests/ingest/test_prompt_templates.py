@@ -385,7 +385,7 @@ def test_chats_need_a_model_with_a_chat_template(tmp_path: Path) -> None:
     bare = TextTokenizer.load(str(save_tokenizer(tmp_path / "m", None)))
     spec = make_spec("x", input={"template": "{a}", "system": "Be brief."})
     with pytest.raises(SpecError, match=r"field `input.system` makes chats, and the tokenizer of"):
-        RowChecker(spec, bare, 64, bare.vocab_size)
+        RowChecker(spec, bare, 64, bare.vocab_size, today=0.0)
 
 
 # --- Jinja --------------------------------------------------------------------------------------

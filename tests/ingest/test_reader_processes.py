@@ -252,7 +252,7 @@ def test_a_killed_renderer_costs_no_chat(whom: str) -> None:
     before = below(os.getpid())
     for number in range(4):
         hello = f"hello {number}"
-        assert template.render([{"role": "user", "content": hello}]) == hello
+        assert template.render([{"role": "user", "content": hello}], today=0.0) == hello
         (renderer,) = (pid for pid in below(os.getpid()) - before if not children(pid))
         victim = renderer if whom == "renderer" else _parent(renderer)
         gone = ended(victim)
@@ -264,7 +264,7 @@ def test_an_interrupted_render_does_not_answer_for_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     template = ChatTemplate("{{ messages[0]['content'] }}", {}, "m")
-    assert template.render([{"role": "user", "content": "first"}]) == "first"
+    assert template.render([{"role": "user", "content": "first"}], today=0.0) == "first"
 
     def interrupted(_: LimitedProcess) -> bytes:
         raise KeyboardInterrupt
@@ -272,14 +272,24 @@ def test_an_interrupted_render_does_not_answer_for_the_next(
     with monkeypatch.context() as patched:
         patched.setattr(LimitedProcess, "line", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            template.render([{"role": "user", "content": "second"}])
-    assert template.render([{"role": "user", "content": "third"}]) == "third"
+            template.render([{"role": "user", "content": "second"}], today=0.0)
+    assert template.render([{"role": "user", "content": "third"}], today=0.0) == "third"
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Pacific/Kiritimati"])
+def test_a_template_writes_the_day_it_is_given(zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the clock and time zone of its machine, a retry would write another prompt."""
+    monkeypatch.setenv("TZ", zone)
+    template = ChatTemplate("{{ strftime_now('%d %b %Y, %H:%M') }}", {}, "m")
+    chat = [{"role": "user", "content": "hello"}]
+    assert template.render(chat, today=1e9) == "09 Sep 2001, 01:46"
+    assert template.render(chat, today=2e9) == "18 May 2033, 03:33"
 
 
 def test_a_template_nobody_needs_ends_its_process() -> None:
     before = below(os.getpid())
     template = ChatTemplate("{{ messages[0]['content'] }}", {}, "m")
-    assert template.render([{"role": "user", "content": "hello"}]) == "hello"
+    assert template.render([{"role": "user", "content": "hello"}], today=0.0) == "hello"
     (pid,) = (pid for pid in below(os.getpid()) - before if not children(pid))
     del template
     gc.collect()

@@ -247,7 +247,7 @@ def test_a_chat_column_is_rendered_by_the_template(
         {"prompt": [orjson.dumps(chat).decode()]}, input={"prompt_kind": "messages"}
     )
     assert good(text).prompt_ids == good(row).prompt_ids
-    (expected,) = tokenizer.encode_batch([tokenizer.render(chat)], special=False)
+    (expected,) = tokenizer.encode_batch([tokenizer.render(chat, today=0.0)], special=False)
     assert good(row).prompt_ids == tuple(expected)
 
 
@@ -290,7 +290,7 @@ def test_a_tokenizer_without_template_refuses_chats(tmp_path: Path) -> None:
     bare = TextTokenizer.load(str(save_tokenizer(tmp_path / "m", None)))
     chat = [{"role": "user", "content": "hi"}]
     spec = make_spec(write_parquet(tmp_path / "x.parquet", {"prompt": [chat]}))
-    (row,) = run(spec, RowChecker(spec, bare, 64, bare.vocab_size))
+    (row,) = run(spec, RowChecker(spec, bare, 64, bare.vocab_size, today=0.0))
     assert bad(row)[0] == "no_chat_template"
     assert "has no chat template; use text prompts" in bad(row)[1]
 
@@ -351,7 +351,7 @@ def test_a_lone_surrogate_in_a_call_spoils_its_row_alone(tmp_path: Path) -> None
             chat = [{"role": "assistant", "content": None, "tool_calls": [call]}]
             file.write(orjson.dumps({"prompt": chat}) + b"\n")
     spec = make_spec(path)
-    first, cut, last = run(spec, RowChecker(spec, tokenizer, 512, tokenizer.vocab_size))
+    first, cut, last = run(spec, RowChecker(spec, tokenizer, 512, tokenizer.vocab_size, today=0.0))
     assert "\N{GRINNING FACE}" in tokenizer.decode(good(first).prompt_ids)
     assert bad(cut) == ("invalid_utf8", "the prompt has half a character (a lone surrogate)")
     good(last)

@@ -125,7 +125,7 @@ def test_loading_a_tokenizer_imports_no_model(tmp_path: Path) -> None:
 def test_a_chat_without_template_says_so(tmp_path: Path) -> None:
     bare = TextTokenizer.load(str(save_tokenizer(tmp_path, None)))
     with pytest.raises(RowError, match="has no chat template") as caught:
-        bare.render([{"role": "user", "content": "x"}])
+        bare.render([{"role": "user", "content": "x"}], today=0.0)
     assert caught.value.code == "no_chat_template"
 
 
@@ -191,15 +191,15 @@ def with_template(folder: Path, template: Any) -> TextTokenizer:
 
 def test_a_template_shows_tools_and_calls(tmp_path: Path) -> None:
     made = with_template(tmp_path, TOOL_TEMPLATE)
-    assert made.render(ASKED, [TOOL]) == "[now]When?<1>12:00"
-    assert made.render(ASKED) == "When?<1>12:00"
+    assert made.render(ASKED, [TOOL], today=0.0) == "[now]When?<1>12:00"
+    assert made.render(ASKED, today=0.0) == "When?<1>12:00"
 
 
 def test_a_template_of_its_own_for_tools_is_taken(tmp_path: Path) -> None:
     both = {"default": "no tools", "tool_use": "{{ tools[0].function.name }}"}
     made = with_template(tmp_path, both)
-    assert made.render(ASKED[:1], [TOOL]) == "now"
-    assert made.render(ASKED[:1]) == "no tools"
+    assert made.render(ASKED[:1], [TOOL], today=0.0) == "now"
+    assert made.render(ASKED[:1], today=0.0) == "no tools"
 
 
 @pytest.mark.parametrize(
@@ -219,5 +219,5 @@ def test_what_a_template_does_not_show_is_refused(
 ) -> None:
     blind = with_template(tmp_path, "{% for m in messages %}{{ m.content }}{% endfor %}")
     with pytest.raises(RowError, match=f"does not show it {what}: use a model") as caught:
-        blind.render(messages, tools)
+        blind.render(messages, tools, today=0.0)
     assert caught.value.code == "no_tool_template"
