@@ -67,5 +67,14 @@ def _found(text: str, stop: Sequence[str], floor: int) -> list[int]:
 
 
 def _floor(decode: Decode, token_ids: Sequence[int], min_tokens: int) -> int:
-    """Characters of the tokens that come too early to stop."""
-    return len(decode(token_ids[: min_tokens - 1]).rstrip(_UNFINISHED)) if min_tokens > 1 else 0
+    """Characters of the tokens that come too early to stop.
+
+    Where they end within a character, it is what came before it: some tokenizers decode to nothing
+    but U+FFFD also the finished characters that stand right before it.
+    """
+    early = max(0, min_tokens - 1)
+    for end in range(early, max(0, early - _MAX_PENDING), -1):
+        text = decode(token_ids[:end])
+        if not text.endswith(_UNFINISHED):
+            return len(text)
+    return len(decode(token_ids[:early]).rstrip(_UNFINISHED))

@@ -16,8 +16,10 @@ from jsonschema import Draft202012Validator
 from specbatch.pipeline.engines.contract import Completion, Request
 from specbatch.pipeline.engines.proposers.grammar import GrammarProposer
 from specbatch.pipeline.engines.proposers.ngram import NgramProposer
+from specbatch.pipeline.engines.state.sequence import Sequence as EngineSequence
 from specbatch.pipeline.inputs.grammars import Grammars
 from specbatch.pipeline.inputs.tokenizer import TextTokenizer
+from specbatch.schemas.errors import EngineError
 from specbatch.schemas.records import FinishReason, SamplingParams
 from specbatch.schemas.response_format import canonical
 from support import demo
@@ -183,3 +185,32 @@ def test_the_ends_of_a_form_end_the_output_whichever_the_model_has() -> None:
     done = bench(demo.VERIFIER).add(request).run()["0"]
     assert (done.token_ids[-1], done.finish_reason) == (300, FinishReason.STOP)
     assert tokenizer().decode(done.token_ids[:-1]) == "yes"
+
+
+class _Refusing:
+    """A grammar that allows a number of tokens, and then refuses one that its mask allowed."""
+
+    end_ids = ()
+
+    def __init__(self, allowed: int) -> None:
+        self.left = allowed
+
+    def begin(self) -> _Refusing:
+        return _Refusing(self.left)
+
+    def append(self, token: int) -> None:
+        if not self.left:
+            raise EngineError(f"token {token} is refused")
+        self.left -= 1
+
+
+@pytest.mark.parametrize("draft", [[], [5, 6]])
+def test_a_pass_whose_first_token_is_refused_is_none(draft: list[int]) -> None:
+    """Else there would be a step that decided no token, and `export` of tokens would fail."""
+    params = SamplingParams(max_tokens=9)
+    grammar: Any = _Refusing(allowed=1)
+    row = EngineSequence(Request("r", (1,), params, seed=0, grammar=grammar), frozenset(), 10)
+    row.accept([], [4], [0.0])
+    with pytest.raises(EngineError):
+        row.accept(draft, [*draft, 7], [0.0] * (len(draft) + 1), proposer="ngram")
+    assert (row.output, row.passes, row.drafted, row.proposed) == ([4], 1, [], 0)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
 
 from specbatch.pipeline.stages.text_stop import TextStop, text_before_stop
 from support.models import EOS, byte_tokenizer
@@ -79,6 +80,27 @@ def test_strings_before_min_tokens_do_not_count() -> None:
     ids = pieces("a.b.c.")
     assert [stopped(ids, ["."], n) for n in (0, 2, 3, 4, 5, 6)] == [2, 2, 4, 4, 6, 6]
     assert text_before_stop(decode, ids[:4], "a.b.", ["."], 3) == "a.b"
+
+
+def of_bytes() -> tuple[Tokenizer, dict[str, int]]:
+    """As of Llama 2: an unfinished character takes the bytes right before it along."""
+    vocabulary = {"<unk>": 0} | {f"<0x{byte:02X}>": byte + 1 for byte in range(256)} | {"ok": 257}
+    bpe = models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>")
+    tokenizer = Tokenizer(bpe)
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    return tokenizer, vocabulary
+
+
+@pytest.mark.parametrize("least", range(7))
+def test_the_text_is_cut_only_where_the_completion_stopped(least: int) -> None:
+    tokenizer, vocabulary = of_bytes()
+    bytes_of = [vocabulary[f"<0x{byte:02X}>"] for byte in "\n€".encode()]
+    ids = [vocabulary["ok"], *bytes_of, vocabulary["ok"]]
+    watch = TextStop(tokenizer.decode, ["\n"], least)
+    end = next((n for n, token in enumerate(ids, 1) if watch(token)), None)
+    text = tokenizer.decode(ids[:end])
+    shown = text_before_stop(tokenizer.decode, ids[:end], text, ["\n"], least)
+    assert (shown == text) == (end is None)
 
 
 TOKENS = st.sampled_from([*pieces("aé日b"), 255, EOS, *range(259, 264)])

@@ -142,6 +142,14 @@ def test_a_redirect_is_not_followed(receiver: Receiver, status: int, why: str) -
     assert len(receiver.got) == 1
 
 
+def test_an_answer_that_never_ends_holds_nobody_up(receiver: Receiver) -> None:
+    told = threading.Event()
+    receiver.answers, receiver.after = [200], told.wait
+    send(Target(url=receiver.url), SAID, 0.0)
+    assert not told.is_set()
+    told.set()
+
+
 def test_an_error_names_the_host_and_not_the_address_which_may_be_a_secret() -> None:
     with pytest.raises(ObjectError) as found:
         send(Target(slack="http://127.0.0.1:9/services/T0/B0/secret"), SAID, 0.0)

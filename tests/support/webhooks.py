@@ -11,7 +11,7 @@ from typing import Any
 
 class Receiver(ThreadingHTTPServer):
     """Keeps what it gets, and answers with the next of `answers`, else 204. `before` is called
-    between the two."""
+    between the two, `after` before the answer ends."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -19,6 +19,7 @@ class Receiver(ThreadingHTTPServer):
         self.paths: list[str] = []
         self.answers: list[int] = []
         self.before: Callable[[], None] = lambda: None
+        self.after: Callable[[], object] = lambda: None
 
     @property
     def url(self) -> str:
@@ -37,6 +38,7 @@ class _Handler(BaseHTTPRequestHandler):
         if 300 <= status < 400:
             self.send_header("Location", f"{server.url}/elsewhere")
         self.end_headers()
+        server.after()
 
     def log_message(self, *_: object) -> None:
         pass

@@ -47,7 +47,7 @@ class Rechecker:
 
     def __init__(self, runner: ModelRunner, one_in: int = ONE_IN) -> None:
         self._runner = runner
-        self._sampler = choose_sampler(runner.device)
+        self._sampler = choose_sampler(runner.device, runner.kernels)
         self._one_in = one_in
 
     def wants(self, request: Request) -> bool:

@@ -137,6 +137,8 @@ class Sequence:
         `tokens` holds the agreed prefix and one more, `tops` as many or none. A stop token, the end
         of a stop string or the length limit inside it cuts the rest.
         """
+        if self.grammar is not None:
+            self.grammar.append(tokens[0])  # it may raise: a pass that decides nothing is none
         agreed = len(tokens) - 1
         self.passes += 1
         self._count(len(draft), agreed)
@@ -145,7 +147,7 @@ class Sequence:
             last = Origin.BONUS if agreed == len(draft) else Origin.CORRECTED
             self._note_draft(proposer, len(draft))
         for i, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
-            if self.grammar is not None:
+            if self.grammar is not None and i > 0:
                 self.grammar.append(token)  # first, as it may raise
             self.tokens.append(token)
             if self.adjuster is not None:
