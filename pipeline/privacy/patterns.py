@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from ipaddress import ip_address
 from re import _constants as ops  # type: ignore[attr-defined]  # typeshed leaves the parser out
 from re import _parser as parser  # type: ignore[attr-defined]  # the same
+from string import ascii_uppercase
 from typing import Any
 
 from specbatch.schemas.errors import UsageError
@@ -63,6 +64,8 @@ _IPV6 = re.compile(
 _IBAN = re.compile(
     r"(?<!\w)[A-Z]{2}\d{2}(?:[ \u00a0]?[A-Z0-9]{4}){2,7}(?:[ \u00a0]?[A-Z0-9]{1,3})?(?!\w)"
 )
+_GAP = re.compile(r"[ \u00a0]")
+_IBAN_DIGITS = {ord(char): str(int(char, 36)) for char in ascii_uppercase}
 
 _CARD_DIGITS, _PHONE_DIGITS = (13, 20), (7, 15)  # of cards one more than the most
 
@@ -97,10 +100,18 @@ def ips(text: str) -> Iterator[Place]:
 
 
 def ibans(text: str) -> Iterator[Place]:
-    for match in _IBAN.finditer(text):
-        plain = match[0].replace(" ", "").replace("\u00a0", "")
-        if 15 <= len(plain) <= 34 and _is_iban(plain):
-            yield match.span()
+    """Each reaches to the last space, or the end of what looks like one, where its check fits: a
+    word of capital letters behind an IBAN looks like a part of it."""
+    at = 0
+    while match := _IBAN.search(text, at):
+        at = match.start() + 1
+        written = match[0]
+        ends = [*(gap.start() for gap in _GAP.finditer(written)), len(written)]
+        for end in reversed(ends):
+            if _is_iban(written[:end]):
+                at = match.start() + end
+                yield match.start(), at
+                break
 
 
 def cards(text: str) -> Iterator[Place]:
@@ -175,9 +186,10 @@ def _is_ip(text: str) -> bool:
     return True
 
 
-def _is_iban(text: str) -> bool:
-    moved = text[4:] + text[:4]
-    return int("".join(str(int(char, 36)) for char in moved)) % 97 == 1
+def _is_iban(written: str) -> bool:
+    text = _GAP.sub("", written)
+    moved = (text[4:] + text[:4]).translate(_IBAN_DIGITS)
+    return 15 <= len(text) <= 34 and int(moved) % 97 == 1
 
 
 MOST_PATTERNS, MOST_CHARS = 64, 200

@@ -73,6 +73,26 @@ def test_what_only_looks_a_little_like_it_stays(text: str) -> None:
     assert PLAIN.redacted(text) == text
 
 
+IBANS = (  # of each number of digits that an IBAN has, examples of its registry
+    *("NO93 8601 1117 947", "BE68 5390 0754 7034", "DK50 0040 0440 1162 43"),
+    *("NL91 ABNA 0417 1643 00", "SI56 2633 0001 2039 086", "AT61 1904 3002 3457 3201"),
+    *("CH93 0076 2011 6238 5295 7", "DE89 3704 0044 0532 0130 00", "GB29 NWBK 6016 1331 9268 19"),
+    *("AE07 0331 2345 6789 0123 456", "ES91 2100 0418 4502 0005 1332"),
+    *("PT50 0002 0123 1234 5678 9015 4", "FR14 2004 1010 0505 0001 3M02 606"),
+    *("PL61 1090 1014 0000 0712 1981 2874", "BR18 0036 0305 0000 1000 9795 493C 1"),
+    *("JO94 CBJO 0010 0000 0000 0131 0003 02", "MT84 MALT 0110 0001 2345 MTLC AST0 01S"),
+    "LC55 HEMM 0001 0001 0012 0012 0002 3015",
+)
+
+
+@pytest.mark.parametrize("iban", IBANS)
+def test_an_iban_is_found_whatever_stands_beside_it(iban: str) -> None:
+    for written in (iban, iban.replace(" ", ""), iban.replace(" ", "\u00a0")):
+        for behind in ("", " EUR 500", " BIC", " BIC GKCCBEBB", " AUCH", " BITTE", " A", ", EUR"):
+            assert PLAIN.redacted(f"to {written}{behind}") == f"to [IBAN]{behind}"
+        assert PLAIN.redacted(f"AB12 CDEF {written} {written}") == "AB12 CDEF [IBAN] [IBAN]"
+
+
 def test_an_installations_own_patterns_come_first() -> None:
     redactor = Redactor({"STAFF": r"STAFF-\d{4,8}", "MAIL": r"\w{1,20}@corp\.example"})
     assert redactor.redacted("STAFF-4711 is anna@corp.example") == "[STAFF] is [MAIL]"
