@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from ipaddress import ip_address
+from itertools import accumulate
 from re import _constants as ops  # type: ignore[attr-defined]  # typeshed leaves the parser out
 from re import _parser as parser  # type: ignore[attr-defined]  # the same
 from string import ascii_uppercase
@@ -54,7 +55,10 @@ _PHONE = re.compile(
     r"|0\d{1,5}[ .\-/\u00a0\u2011]{1,2}\d{2,8}(?:[ .\-/\u00a0\u2011]?\d{2,5}){0,4}"  # 030 901820
     r"|\d{3}[ .\-\u2011]\d{3}[ .\-\u2011]\d{4}"  # 555-010-9999
 )
-_DATE = re.compile(r"\d{1,2}([./\-])\d{1,2}\1\d{2,4}|\d{4}([./\-])\d{1,2}\2\d{1,2}")
+_DATE = re.compile(  # alone, or before a space
+    r"\d{1,2}([./\-])\d{1,2}\1(?:\d{2,4}\Z|\d{4}[ \u00a0])"
+    r"|\d{4}([./\-])\d{1,2}\2\d{1,2}(?:\Z|[ \u00a0])"
+)
 _DIGIT_GROUP = re.compile(r"\d+")
 _IPV4 = re.compile(r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?!\.?\d)")
 _COLONS = re.compile(r":[0-9A-Fa-f]{0,4}:")
@@ -136,13 +140,17 @@ def cards(text: str) -> Iterator[Place]:
 
 
 def phones(text: str) -> Iterator[Place]:
+    """Numbers of 7 to 15 digits. What follows one, such as a postal code, looks like a part of it:
+    of a longer match the first digit groups count, and the next may begin at any space within."""
     for stretch in _NUMBERS.finditer(text):
-        begin = stretch.start()
-        for match in _PHONE.finditer(stretch[0]):
-            digits = sum(map(str.isdigit, match[0]))
-            fits = _PHONE_DIGITS[0] <= digits <= _PHONE_DIGITS[1]
-            if fits and not _DATE.fullmatch(match[0]) and _is_apart(text, begin, match):
-                yield begin + match.start(), begin + match.end()
+        begin, written, at = stretch.start(), stretch[0], 0
+        while match := _PHONE.search(written, at):
+            end = _phone_end(text, begin, match)
+            if end is not None:
+                yield begin + match.start(), begin + end
+            at = match.end()
+            if end != at and (gap := _GAP.search(written, match.start() + 1, at)):
+                at = gap.end()
 
 
 FINDERS: tuple[tuple[str, Finder], ...] = (  # of places that overlap the first kind names them
@@ -171,11 +179,20 @@ def _is_card(digits: list[int], sums: tuple[list[int], ...], first: int, stop: i
     return 2 <= digits[first] <= 6 and (of[stop] - of[first]) % 10 == 0
 
 
-def _is_apart(text: str, begin: int, match: re.Match[str]) -> bool:
-    """Whether no letter or digit touches the match, so that it is not part of a name."""
-    before, after = begin + match.start() - 1, begin + match.end()
-    touches = before >= 0 and (text[before].isalnum() or text[before] == "_")
-    return not touches and not (after < len(text) and text[after].isalnum())
+def _phone_end(text: str, begin: int, match: re.Match[str]) -> int | None:
+    """Where the longest phone number at a match's start ends; None: there is none. `begin`: of what
+    was searched, in the text. No letter or digit touches it, so that it is no part of a name."""
+    before = begin + match.start() - 1
+    if before >= 0 and (text[before].isalnum() or text[before] == "_"):
+        return None
+    groups = [group.span() for group in _DIGIT_GROUP.finditer(match.string, *match.span())]
+    ends = [stop for _, stop in groups[:-1]] + [match.end()]
+    digits = list(accumulate(stop - start for start, stop in groups))
+    for end, count in zip(reversed(ends), reversed(digits), strict=True):
+        touched = begin + end < len(text) and text[begin + end].isalnum()
+        if _PHONE_DIGITS[0] <= count <= _PHONE_DIGITS[1] and not touched:
+            return None if _DATE.match(match.string, match.start(), end) else end
+    return None
 
 
 def _is_ip(text: str) -> bool:
