@@ -250,39 +250,40 @@ def _compiled(name: str, pattern: str) -> re.Pattern[str]:
     unbounded, ways = _repeats(parsed, where)
     if unbounded > 1 or ways > _MOST_WAYS:
         raise UsageError(
-            f"{where} could take very long: at most one `*` or `+`, and bounds like {{1,20}} on "
-            "the others"
+            f"{where} could take very long: at most one `*` or `+`, bounds like {{1,20}} on the "
+            "others, and `?+` for a `?` that is repeated"
         )
     return made
 
 
 def _repeats(parsed: Any, where: str, inside: bool = False) -> tuple[int, int]:
-    """(unbounded repetitions, ways to share out the bounded ones)."""
+    """(unbounded repetitions, ways in which the rest may match: to share out bounded ones, to take
+    or leave what is optional, alternatives)."""
     unbounded, ways = 0, 1
     for op, argument in parsed:
         if op in _REPEATS:
             least, most, repeated = argument
             if inside and most > 1:
                 raise UsageError(f"{where} has a repetition within a repetition: write one of them")
-            unbounded += most >= REACH_CHARS
-            ways *= most - least + 1 if most < REACH_CHARS else 1
-            parts = [repeated]
-            inside_it = inside or most > 1
+            more, more_ways = _repeats(repeated, where, inside or most > 1)
+            more += most >= REACH_CHARS
+            if op is not ops.POSSESSIVE_REPEAT:  # which tries none of them again
+                more_ways **= min(most, REACH_CHARS)
+                more_ways *= most - least + 1 if most < REACH_CHARS else 1
         elif op is ops.BRANCH:
             if inside:
                 raise UsageError(f"{where} repeats alternatives: name them one by one")
-            parts, inside_it = argument[1], inside
+            branches = [_repeats(part, where) for part in argument[1]]
+            more, more_ways = (sum(counts) for counts in zip(*branches, strict=True))
         elif op is ops.SUBPATTERN:
-            parts, inside_it = [argument[-1]], inside
+            more, more_ways = _repeats(argument[-1], where, inside)
         elif op in (ops.ASSERT, ops.ASSERT_NOT):
-            parts, inside_it = [argument[1]], inside
+            more, more_ways = _repeats(argument[1], where, inside)
         elif op in (ops.GROUPREF, ops.GROUPREF_EXISTS):
             raise UsageError(f"{where} refers back to a group, which may take very long")
         elif op is ops.ATOMIC_GROUP:
-            parts, inside_it = [argument], inside
+            more, more_ways = _repeats(argument, where, inside)
         else:
             continue
-        for part in parts:
-            more, more_ways = _repeats(part, where, inside_it)
-            unbounded, ways = unbounded + more, ways * more_ways
+        unbounded, ways = unbounded + more, ways * more_ways
     return unbounded, ways

@@ -120,6 +120,9 @@ def test_an_installations_own_patterns_come_first() -> None:
         ("(a|ab){2,9}c", "repeats alternatives"),
         (r"\w*x\w*", "could take very long"),
         (r"\w{1,200}-\w{1,200}-\w{1,200}", "could take very long"),
+        ("(?:a?){24}b", r"could take very long.*`\?\+` for a `\?` that is repeated"),
+        ("(?:ab?)+c", "could take very long"),
+        ("(?:a|a)" * 26 + "b", "could take very long"),
         (r"(a)\1", "refers back"),
         ("a*", "empty text"),
         ("(", "not a regular expression"),
@@ -132,6 +135,19 @@ def test_patterns_that_could_take_for_ever_are_refused(pattern: str, reason: str
         Redactor({"OWN": pattern})
     with pytest.raises(UsageError, match="needs a name of capital letters"):
         Redactor({"own": "abc"})
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        (r"(?:\d ?){10}", "4711 0815 12"),
+        (r"(?:\d[ -]?+){13,16}", "4711-0815-4711 0815"),
+        (r"(?:[A-Z]\d?+)+-", "A1B2CD-"),
+        (r"a{1,20}x|b{1,20}y|c{1,20}z|d{1,20}v|e{1,20}w", "eew"),
+    ],
+)
+def test_patterns_that_take_little_time_are_used(pattern: str, text: str) -> None:
+    assert Redactor({"OWN": pattern}).redacted(f"no {text}.") == "no [OWN]."
 
 
 def test_own_patterns_are_found_across_windows() -> None:
