@@ -59,7 +59,7 @@ def collect(file_store: FileStore, batch: BatchRow, job: JobRow) -> BatchEnd:
     to add. Raises `OSError`."""
     stop = why_stopped(batch, job)
     output, errors = (file_store.output_of(batch.batch_id) / name for name in OPENAI)
-    if not output.exists():
+    if not (output.exists() and errors.exists()):  # its publication may have failed in between
         return not_run(batch, job)
     done, made = _made(file_store, batch, job, stop, output, "output")
     failed, refused = _made(file_store, batch, job, stop, errors, "errors")
