@@ -63,7 +63,8 @@ _DIGIT_GROUP = re.compile(r"\d+")
 _IPV4 = re.compile(r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?!\.?\d)")
 _COLONS = re.compile(r":[0-9A-Fa-f]{0,4}:")
 _IPV6 = re.compile(
-    r"(?<![\w:.])[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,7}(?:[.:][\d.]{7,15})?(?!\w)"
+    r"(?:(?<![\w:.])|(?<=\w:))"  # also behind `peer:`
+    r"[0-9A-Fa-f]{0,4}(?::[0-9A-Fa-f]{0,4}){2,8}(?:[.:][\d.]{7,15})?(?!\w)"
 )
 _IBAN = re.compile(
     r"(?<!\w)[A-Z]{2}\d{2}(?:[ \u00a0]?[A-Z0-9]{4}){2,7}(?:[ \u00a0]?[A-Z0-9]{1,3})?(?!\w)"
@@ -99,8 +100,13 @@ def ips(text: str) -> Iterator[Place]:
                 yield match.span()
     if _COLONS.search(text):
         for match in _IPV6.finditer(text):
-            if sum(map(str.isalnum, match[0])) > 2 and _is_ip(match[0]):
-                yield match.span()
+            if sum(map(str.isalnum, match[0])) <= 2:
+                continue
+            last = max(text.rfind(mark, *match.span()) for mark in ":.")
+            for end in (match.end(), last):  # a colon, full stop or port looks like a part of it
+                if _is_ip(text[match.start() : end]):
+                    yield match.start(), end
+                    break
 
 
 def ibans(text: str) -> Iterator[Place]:
