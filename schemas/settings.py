@@ -192,7 +192,9 @@ class Settings(BaseSettings):
         description="tenant: its share beside the others', as JSON; 1 where none is given",
     )
     max_open_groups: int = Field(
-        default=512, ge=1, description="groups of a job that wait before its input is read on"
+        default=512,
+        ge=1,
+        description="reading of a job's input pauses while this many of its groups wait",
     )
     ingest_memory_mib: int = Field(
         default=768,

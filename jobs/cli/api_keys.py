@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import closing
 from enum import StrEnum
 from typing import Annotated, Any
@@ -16,7 +15,7 @@ from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.sql.databases import has_store
 from specbatch.schemas.errors import UsageError
-from specbatch.schemas.privacy import MOST_TENANT_CHARS, TENANT
+from specbatch.schemas.privacy import checked_tenant
 from specbatch.schemas.serving import ApiKey, Scope
 
 _DAY_SEC = 86_400.0
@@ -97,8 +96,7 @@ def _create(
 
     if days is not None and not LEAST_DAYS <= days <= MOST_DAYS:  # also refuses nan
         raise UsageError(f"--days must be from a minute ({LEAST_DAYS:.6f}) to {MOST_DAYS:.0f}")
-    if len(tenant) > MOST_TENANT_CHARS or re.fullmatch(TENANT, tenant) is None:
-        raise UsageError(f"tenant {tenant!r} may have letters, digits and the signs . @ - _ only")
+    checked_tenant(tenant)
     expires_at = None if days is None else store.api_keys()[1] + days * _DAY_SEC
     key, token = make_key(store, name, tenant, scopes or EVERYTHING, expires_at)
     remark(f"key {key.key_id} of tenant {tenant}; it is shown only now:")

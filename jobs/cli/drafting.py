@@ -52,7 +52,7 @@ def drafting(
     ] = "",
     reason: Annotated[
         str,
-        typer.Option("--reason", help="with off: why, for all who will ask", show_default=False),
+        typer.Option("--reason", help="with off: why; the history keeps it", show_default=False),
     ] = "",
     history: Annotated[
         bool, typer.Option("--history", help="with list: also what is on again")
@@ -79,7 +79,7 @@ def drafting(
 
 def _check(turn: Turn, scope: SwitchScope, reason: str, lists: bool) -> None:
     if turn is Turn.OFF and not reason.strip():
-        raise UsageError("`specbatch drafting off` needs --reason: say why, for all who will ask")
+        raise UsageError("`specbatch drafting off` needs --reason, which is kept in the history")
     if turn is not Turn.OFF and reason:
         raise UsageError(f"--reason is for `specbatch drafting off`: leave it out of `{turn}`")
     if turn is not Turn.LIST and lists:

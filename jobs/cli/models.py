@@ -79,7 +79,7 @@ def models(
         str,
         typer.Option(
             "--reason",
-            help="with promote and rollback: why, for all who will ask",
+            help="with promote and rollback: why; the history keeps it",
             show_default=False,
         ),
     ] = "",
@@ -134,7 +134,7 @@ def _check(
     if files and action is not Action.ADD:
         raise UsageError(f"{command} takes one model: leave out {files!r}")
     if action in _SCOPED and not reason.strip():
-        raise UsageError(f"{command} needs --reason: say why, for all who will ask")
+        raise UsageError(f"{command} needs --reason, which is kept in the history")
     if action is Action.TRY:
         if not verifier:
             raise UsageError(f"{command} needs --verifier, the model whose drafts it is to write")

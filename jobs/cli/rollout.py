@@ -70,7 +70,7 @@ def rollout(
     reason: Annotated[
         str,
         typer.Option(
-            "--reason", help="with start and stop: why, for all who will ask", show_default=False
+            "--reason", help="with start and stop: why; the history keeps it", show_default=False
         ),
     ] = "",
     history: Annotated[
@@ -138,7 +138,7 @@ def _check(
     if what and action is Action.STOP and scope != DeployScope():
         raise UsageError(f"{command} takes a number, or --tenant, --job and --tag: not both")
     if action in _SCOPED and not reason.strip():
-        raise UsageError(f"{command} needs --reason: say why, for all who will ask")
+        raise UsageError(f"{command} needs --reason, which is kept in the history")
     if action not in _SCOPED and (reason or scope != DeployScope()):
         raise UsageError(f"{command} takes no {given(scope, reason)}")
     if action is not Action.START and steps != DEFAULT_PERCENTS:

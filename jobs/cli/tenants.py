@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
@@ -21,7 +20,7 @@ from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.fair_share import DEFAULT_WEIGHT
 from specbatch.schemas.budgets import Account, Budget, Period
 from specbatch.schemas.errors import UsageError
-from specbatch.schemas.privacy import MOST_TENANT_CHARS, TENANT
+from specbatch.schemas.privacy import checked_tenant
 
 MOST_TOKENS = 1 << 53  # a whole number in every JSON reader
 
@@ -64,7 +63,7 @@ def tenants(
         str,
         typer.Option(
             "--reason",
-            help="with set and remove: why, for all who will ask",
+            help="with set and remove: why; the history keeps it",
             show_default=False,
         ),
     ] = "",
@@ -113,10 +112,11 @@ def _check(
         raise UsageError("--history and --json are for `specbatch tenants list`: leave them out")
     if tenant is None or period is None:
         raise UsageError(f"`specbatch tenants {action}` needs a tenant and --period")
-    if len(tenant) > MOST_TENANT_CHARS or re.fullmatch(TENANT, tenant) is None:
-        raise UsageError(f"tenant {tenant!r} may have letters, digits and the signs . @ - _ only")
+    checked_tenant(tenant)
     if not reason.strip():
-        raise UsageError(f"`specbatch tenants {action}` needs --reason: say why, for all who ask")
+        raise UsageError(
+            f"`specbatch tenants {action}` needs --reason, which is kept in the history"
+        )
     _check_amounts(action, tokens, usd)
 
 

@@ -36,7 +36,7 @@ static inline void await(Phase *phase, int items) {
 }
 
 // SHARE(team, items, i) runs the statement behind it for i in 0 .. items - 1, each on some thread, and
-// goes on when all are done.
+// continues when all are done.
 #define SHARE(team, items, i)                                                                         \
     for (struct { Phase *phase; int count, open; } s_ = {&(team)->phases[(team)->at++], (items), 1};  \
          s_.open; s_.open = 0, await(s_.phase, s_.count))                                             \

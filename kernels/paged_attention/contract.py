@@ -61,7 +61,7 @@ def zeroed_cache(shape: tuple[int, ...], dtype: torch.dtype, device: torch.devic
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
-    """The array on the device. On a GPU the copy is queued and the host goes on."""
+    """The array on the device. On a GPU the copy is queued and the host does not wait."""
     tensor = torch.from_numpy(array)
     if device.type != "cuda" or not tensor.numel():
         return tensor.to(device)

@@ -172,7 +172,7 @@ def _attend(
         if has_window:
             seen = seen & (key_at[None, :] > at[:, None] - window)
         scores = tl.where(seen, scores, _MINUS_INF)
-        ordered = tl.where(scores == scores, scores, _MINUS_INF)  # NaN goes on in the weights
+        ordered = tl.where(scores == scores, scores, _MINUS_INF)  # NaN passes to the weights
         higher = tl.maximum(peak, tl.max(ordered, axis=1))
         finite = tl.where(higher == _MINUS_INF, 0.0, higher)
         weights = tl.exp(scores - finite[:, None])

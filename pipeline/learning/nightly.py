@@ -233,7 +233,7 @@ def _decided(
 ) -> Learned:
     """Begin the candidate's rollout, if it pays.
 
-    What is in progress is read again: jobs went on through the hours of training and of the trial.
+    What is in progress is read again: jobs ran during the hours of training and of the trial.
     """
     label, gain = candidate.label, _gain(record)
     if not trial.pays:

@@ -229,7 +229,7 @@ class Sweeper:
             decision = Decision(time.time(), DecisionAction.SKIPPED, PRE_GENERATED, reason)
             try:
                 self._store.note_decisions(job_id, [decision])
-            except StoreError as error:  # they went on all the same, and must be enqueued
+            except StoreError as error:  # they must be enqueued all the same
                 if should_log(error):
                     log.warning("could not store the decision: %s", error)
 

@@ -94,7 +94,7 @@ def _run(courses: Mapping[str, _Course], answer: Answer) -> dict[str, Outcome]:
     outcomes: dict[str, Outcome] = {}
     asked: dict[str, tuple[str, _Course]] = {}  # by the id of a request: whose it is
 
-    def go_on(name: str, course: _Course, given: Completion | None) -> Request | None:
+    def advance(name: str, course: _Course, given: Completion | None) -> Request | None:
         try:
             request = next(course) if given is None else course.send(given)
         except StopIteration as end:
@@ -103,11 +103,11 @@ def _run(courses: Mapping[str, _Course], answer: Answer) -> dict[str, Outcome]:
         asked[request.request_id] = (name, course)
         return request
 
-    wanted = [r for name, course in courses.items() if (r := go_on(name, course, None))]
+    wanted = [r for name, course in courses.items() if (r := advance(name, course, None))]
     while wanted:
         answers = list(answer(wanted))
-        going = [(*asked.pop(done.request_id), done) for done in answers]
-        wanted = [r for one in going if (r := go_on(*one))]
+        decided = [(*asked.pop(done.request_id), done) for done in answers]
+        wanted = [r for one in decided if (r := advance(*one))]
     return outcomes
 
 
@@ -234,8 +234,8 @@ def _sampled_again(longer: Request, number: int) -> Request:
 
 # --- two completions in one ----------------------------------------------------------------------
 def joined(first: Completion, further: Completion) -> Completion:
-    """What was written at first, and what went on behind it; if that failed, the first alone. Both
-    are paid for."""
+    """The first completion with its continuation appended; the first alone if that failed. Both are
+    paid for."""
     if further.finish_reason not in FINISHED:
         return charged_with(first, [further])
     tops = None

@@ -138,7 +138,7 @@ def block_request(request: Request, tokens: int) -> Request:
 
 
 def continuation(request: Request, output_ids: tuple[int, ...], tokens: int) -> Request:
-    """The same, going on from output that is decided: `tokens` more, under another id."""
+    """A request that continues decided output by up to `tokens` more, under another id."""
     return replace(
         block_request(request, len(output_ids) + tokens),
         request_id=f"{request.request_id}/further",

@@ -62,6 +62,7 @@ def test_budgets_are_set_listed_and_removed(cli: Any, folder: Path) -> None:
         (["set", "--period", "day", "--tokens", "9", "--reason", "r"], "needs a tenant"),
         (["set", "acme", "--period", "day", "--reason", "r"], "--tokens, --usd or both"),
         (["set", "a b", "--period", "day", "--usd", "1", "--reason", "r"], "letters, digits"),
+        (["set", "a" * 101, "--period", "day", "--usd", "1", "--reason", "r"], "1 to 100 char"),
         (["set", "a", "--period", "day", "--tokens", "0", "--reason", "r"], "from 1 to"),
         (["set", "a", "--period", "day", "--usd", "nan", "--reason", "r"], "must be above 0"),
         (

@@ -158,7 +158,7 @@ class IndexWalk:
         self._since = 0  # tokens since the last search
         self._in_vain = 0  # searches, until one proves worth it
         self.length = 0  # tokens in common, with those followed since; 0: it is nowhere
-        self.share = 0.0  # of the positions looked at, those that went on like this one
+        self.share = 0.0  # of the positions looked at, those that continue like this one
         self._search(tokens)
 
     def follow(self, new: list[int], tokens: list[int]) -> None:

@@ -74,7 +74,10 @@ def parse_url(url: str) -> URL:
             "use sqlite or postgresql"
         )
     if parsed.database in (None, "", ":memory:"):
-        raise UsageError("SQLite needs a file, for several threads share it: sqlite:///path/to.db")
+        raise UsageError(
+            "SQLite needs a file, because several threads share the database: "
+            "use sqlite:///path/to.db"
+        )
     return parsed
 
 

@@ -182,7 +182,7 @@ class Meter:
         try:
             yield
             if self._asked.get(lease) and not ends:
-                self._fenced(lease)  # unless it went on
+                self._fenced(lease)  # a heartbeat missed it meanwhile
         except FencedError:
             self._fenced(lease)
             raise

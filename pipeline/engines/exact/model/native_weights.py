@@ -88,7 +88,10 @@ class _Weights:
         embedding = self._tensor("model.embed_tokens.weight", shape.vocab, shape.hidden)
         tied = bool(config.tie_word_embeddings)
         if tied and "lm_head.weight" in self._files:
-            raise NotAsSavedError("it has a head beside the embedding that should be it")
+            raise NotAsSavedError(
+                "its config ties the output head to the embedding, but the weights have a "
+                "separate head"
+            )
         head = embedding if tied else self._tensor("lm_head.weight", shape.vocab, shape.hidden)
         cos, sin = rotary_tables(config, shape, folder.context_tokens)
         return DecoderWeights(
