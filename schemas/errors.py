@@ -10,11 +10,13 @@
     │   ├── OutputError          the output location holds another job, or is not writable
     │   ├── IdempotencyError     same key, different spec
     │   ├── OverBudgetError      a tenant's budget does not cover it
-    │   └── MissingExtraError    a part of the install is needed and absent
-    ├── JobNotFoundError         no such job                                  exit 2
+    │   ├── MissingExtraError    a part of the install is needed and absent
+    │   └── JobNotFoundError     no such job
+    ├── InUseError               another process works on it                  exit 2
     ├── WaitTimeoutError         the wait timed out; the job continues        exit 6
     ├── JobFailedError           a job that was waited for has no output      exit 4
     ├── StoreError               the database refused or is out of reach      exit 4
+    │   └── UnknownKeyError      what it keeps is encrypted with a key that is not here
     ├── ObjectError              an object store refused, or gave back bad bytes
     ├── FencedError              a lease was lost: another worker owns the work now
     ├── SessionEndedError        a worker's session was ended in its absence
@@ -24,7 +26,8 @@
         ├── OutOfBlocksError     a sequence cannot fit the KV cache
         ├── NoEngineError        an engine could not be made, which may pass
         ├── DeviceLostError      the device is gone: the worker ends          exit 7
-        │   └── ModelLostError   its model cannot be loaded: the worker ends  exit 2
+        │   ├── ModelLostError   its model cannot be loaded: the worker ends  exit 2
+        │   └── StepHungError    a step does not end
         └── RequestCancelledError  the job was cancelled or the engine stopped
 
     KeyboardInterrupt

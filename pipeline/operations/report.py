@@ -1,7 +1,8 @@
-"""The figures of a job's report, read from the store alone: sums where SQL can, streams elsewhere.
+"""The figures of a job's report, read from the store: sums where SQL can, streams elsewhere.
 
 Two passes over a job: its groups, which know when they were done, then its completions, of which
-only counters stay. Texts come last, and only those of the few that are shown.
+only counters stay. Texts come last, and only those of the few that are shown; `report_texts.py`
+reads their prompts from the workspace.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from specbatch.pipeline.observe.metrics.metric_names import METRICS
+from specbatch.schemas import errors
 from specbatch.schemas.arrow import OUTPUT
 from specbatch.schemas.export_arrow import SCHEMAS
 from specbatch.schemas.settings import Settings
@@ -123,6 +124,26 @@ def test_every_exit_and_quarantine_code_is_there() -> None:
     from specbatch.jobs.cli.outcome import EXIT_CODES as BY_STATE
 
     assert {*BY_STATE.values(), 0, 2, 6, 7, 130} <= set(EXIT_CODES)
+
+
+def test_the_tree_of_errors_has_each_under_its_parent_with_its_exit_code() -> None:
+    above = {0: "SpecbatchError"}
+    drawn = {}
+    assert errors.__doc__ is not None
+    for indent, name, code in re.findall(
+        r"^    ([ │]*)[├└]── (\w+)  .*?(?:exit (\d+))?$",
+        errors.__doc__.split("\n\n")[1],
+        re.MULTILINE,
+    ):
+        depth = len(indent) // 4 + 1
+        above[depth] = name
+        drawn[name] = (above[depth - 1], int(code) if code else None)
+    classes = {c.__name__: c for c in vars(errors).values() if isinstance(c, type)}
+    ours = {n: c for n, c in classes.items() if issubclass(c, errors.SpecbatchError)}
+    assert {*drawn} == {*ours} - {"SpecbatchError"}
+    for name, (parent, code) in drawn.items():
+        assert ours[name].__base__ is ours[parent]
+        assert ours[name].exit_code == (ours[parent].exit_code if code is None else code), name
 
 
 def test_charts_are_drawn_to_one_scale() -> None:

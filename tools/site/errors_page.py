@@ -51,9 +51,9 @@ _ABOUT_ERRORS = (
     "The client library raises these; commands print the message and exit with the code."
 )
 _ABOUT_ROWS = """
-An input row that cannot be processed is quarantined with a code and a reason, and the job goes on
-without it. The output has it with `error` as its finish reason, and `specbatch show` counts such
-rows by code.
+An input row that cannot be processed is quarantined with a code and a reason, and the job
+continues without it. The output has it with `error` as its finish reason, and `specbatch show`
+counts such rows by code.
 """
 
 
