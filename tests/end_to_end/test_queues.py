@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 from celery import Celery
-from celery.worker import WorkController
+from celery.worker import WorkController, state
 
 from specbatch.schemas.records import DueWork, Stage
 from specbatch.schemas.routing import queue_for
@@ -67,8 +67,9 @@ def heard(app: Celery, messages: list[DueWork]) -> list[tuple[str, int | None]]:
     try:
         assert all_heard.wait(120), f"only {found}"
     finally:
-        controller.stop()
+        state.should_stop = 0  # by its own thread: two would take answers of the broker away
         thread.join(30)
+        state.should_stop = None
     return found
 
 
