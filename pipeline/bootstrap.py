@@ -551,7 +551,7 @@ def _device(settings: Settings) -> tuple[DeviceOptions, Leader | None]:
     """Where engines run, and the leader of the other ranks, if there are any."""
     from specbatch.pipeline.engines.exact.model.device import DeviceOptions
 
-    device = DeviceOptions(settings.device, settings.cuda_graphs, settings.torch_compile)
+    device = DeviceOptions(settings.device, settings.cuda_graphs)
     device.check()
     if settings.tensor_parallel == 1:
         return device, None

@@ -13,12 +13,8 @@ from specbatch.schemas.numeric_class import UNKNOWN, Serves, key_of_spec
 from specbatch.schemas.placement import ANYWHERE, SPOT, PlacementSpec, Site
 from specbatch.schemas.presence import ProcessNow, alive_words
 from specbatch.schemas.provenance import TICKS_PER_SEC
-from specbatch.schemas.records import JobRow, JobState, Stage
+from specbatch.schemas.records import CLAIMABLE, JobRow, JobState, Stage
 from specbatch.schemas.timekeeping import Device
-
-# Stages at which a unit can be claimed, in the order of a job's life. INGEST and PUBLISH are of
-# jobs, the others of groups.
-WORK = (Stage.INGEST, Stage.PROPOSE, Stage.VERIFY, Stage.RECORD, Stage.PUBLISH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +147,12 @@ class PinnedJob:
 
     def waits(self, alive: Alive) -> str | None:
         """Says which workers the job lacks and which are alive; None if it lacks none."""
-        lacking = [words for stage in WORK if (words := self._lacks_placed(stage, alive))]
+        lacking = [words for stage in CLAIMABLE if (words := self._lacks_placed(stage, alive))]
         return "; and it ".join(lacking) or None
 
     def lacking(self, alive: Alive) -> list[Stage]:
         """The stages at which the job waits for a worker."""
-        return [stage for stage in WORK if self._lacks_placed(stage, alive)]
+        return [stage for stage in CLAIMABLE if self._lacks_placed(stage, alive)]
 
     def _lacks_placed(self, stage: Stage, alive: Alive) -> str | None:
         """What the job lacks at one stage, where its rows may be."""
@@ -280,7 +276,7 @@ class Backlog:
     """The state of the store at one moment."""
 
     at: float  # seconds since the epoch
-    stages: tuple[StageBacklog, ...]  # one for each of `WORK`, in that order
+    stages: tuple[StageBacklog, ...]  # one for each of `CLAIMABLE`, in that order
     jobs: Mapping[JobState, int]  # those that are not over: QUEUED and RUNNING, zeros too
     rows_failed: int  # of these jobs: quarantined, or finished with an error
     workers: tuple[WorkerNow, ...]  # by owner

@@ -103,6 +103,12 @@ class Stage(StrEnum):
     CANCELLED = "cancelled"
 
 
+# Stages at which a unit can be claimed, in the order of a job's life. INGEST and PUBLISH are of
+# jobs, the others of groups.
+CLAIMABLE = (Stage.INGEST, Stage.PROPOSE, Stage.VERIFY, Stage.RECORD, Stage.PUBLISH)
+NO_TAG = "(no tag)"  # shown where a row has none
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How one completion is sampled. Temperature 0 is greedy.

@@ -181,9 +181,6 @@ class Settings(BaseSettings):
         "tensor_parallel_size, gpu_memory_utilization, enforce_eager and others",
     )
     cuda_graphs: bool = Field(default=True, description="record short passes on a GPU")
-    torch_compile: bool = Field(
-        default=False, description="compile models of `exactness: fast` on a GPU; not measured yet"
-    )
     tenant_depths: dict[str, Annotated[int, Field(ge=0, le=32)]] = Field(
         default_factory=dict, description="tenant: draft tokens per step at most, as JSON; 0: none"
     )
@@ -249,10 +246,6 @@ class Settings(BaseSettings):
     metrics_address: str = Field(
         default="127.0.0.1",
         description="the address it serves them on; 0.0.0.0: all, for anyone who reaches it",
-    )
-    metrics_dir: str = Field(
-        default="",
-        description="without effect: every process serves its metrics on a port of its own",
     )
     metrics_label_values: int = Field(
         default=50,

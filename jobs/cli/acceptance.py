@@ -18,9 +18,9 @@ from specbatch.pipeline.observe.units import date_of
 from specbatch.pipeline.policy.slow_fall import THRESHOLD, SlowFall, by_series, slow_fall
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.fingerprint import shown
+from specbatch.schemas.records import NO_TAG
 from specbatch.schemas.speculation import AcceptanceDay
 
-_NO_TAG = "(no tag)"
 _MOST_NAMED = 10
 
 
@@ -89,7 +89,7 @@ def _table(told: list[tuple[list[AcceptanceDay], SlowFall | None]]) -> Table:
                 else (f"{fall.reference:.1%}", f"{rate / fall.reference:.0%}")
             )
             table.add_row(
-                *(_who(one), one.tag or _NO_TAG, date_of(one.day)),
+                *(_who(one), one.tag or NO_TAG, date_of(one.day)),
                 *(f"{one.tested:,.0f}", f"{rate:.1%}", *figures),
             )
     return table
@@ -99,7 +99,7 @@ def _sentence(days: Sequence[AcceptanceDay], fall: SlowFall | None) -> str:
     newest = days[-1]
     models = len({one.fingerprint for one in days})
     who = _who(newest) if models == 1 else f"{newest.proposer}, {models} models together"
-    of = f"{who}, {newest.tag or _NO_TAG}"
+    of = f"{who}, {newest.tag or NO_TAG}"
     if fall is None:
         return (
             f"{of}: no baseline yet: it takes ten nights of 200 tokens in three weeks, then three"

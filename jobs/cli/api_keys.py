@@ -14,13 +14,13 @@ from specbatch.jobs.cli.serve import DIR, ServeDir, serving_settings
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.sql.databases import has_store
+from specbatch.schemas.days import DAY_SEC
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.privacy import checked_tenant
 from specbatch.schemas.serving import ApiKey, Scope
 
-_DAY_SEC = 86_400.0
 MOST_DAYS = 3650.0
-LEAST_DAYS = 60.0 / _DAY_SEC  # a minute
+LEAST_DAYS = 60.0 / DAY_SEC  # a minute
 
 
 class Action(StrEnum):
@@ -97,7 +97,7 @@ def _create(
     if days is not None and not LEAST_DAYS <= days <= MOST_DAYS:  # also refuses nan
         raise UsageError(f"--days must be from a minute ({LEAST_DAYS:.6f}) to {MOST_DAYS:.0f}")
     checked_tenant(tenant)
-    expires_at = None if days is None else store.api_keys()[1] + days * _DAY_SEC
+    expires_at = None if days is None else store.api_keys()[1] + days * DAY_SEC
     key, token = make_key(store, name, tenant, scopes or EVERYTHING, expires_at)
     remark(f"key {key.key_id} of tenant {tenant}; it is shown only now:")
     say(token)

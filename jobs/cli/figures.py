@@ -20,10 +20,10 @@ from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.operations.spending import sentence, spend_of
 from specbatch.pipeline.policy.costs.job_costs import JobCost, Line, line_of
+from specbatch.schemas.days import DAY_SEC
 from specbatch.schemas.job_progress import JobProgress
 
-_DAY_SEC = 86_400.0
-_WEEK_SEC = 7 * _DAY_SEC
+_WEEK_SEC = 7 * DAY_SEC
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def figures(
 
 def _figures(store: Store, now: float, days: int) -> tuple[list[Figures], Figures]:
     """By week, the oldest first, and of all of them."""
-    begin = now - days * _DAY_SEC
+    begin = now - days * DAY_SEC
     jobs = [job for job in store.list_jobs(MOST_JOBS) if job.created_at >= begin]
     known = [(cost_of(store, job), store.progress(job.job_id)) for job in jobs]
     weeks = []

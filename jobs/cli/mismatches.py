@@ -15,8 +15,7 @@ from specbatch.jobs.cli.stores import found_settings
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.operations.mismatches import Mismatches
 from specbatch.pipeline.operations.mismatches import mismatches as find
-
-_NO_TAG = "(no tag)"
+from specbatch.schemas.records import NO_TAG
 
 
 def mismatches(
@@ -60,7 +59,7 @@ def _tokens(found: Mismatches) -> Table:
 def _tags(found: Mismatches) -> Table:
     table = _table("tag", "of tokens proposed")
     for one in found.tags:
-        tag = _NO_TAG if one.tag is None else one.tag
+        tag = NO_TAG if one.tag is None else one.tag
         table.add_row(
             *(f"{one.refused:,}", f"{one.share:.1%}", Text(tag), f"{one.per_proposed:.1%}")
         )

@@ -14,10 +14,11 @@ from specbatch.jobs.cli.console import complain, progress_bar, remark, say
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.operations.purging import Failures, Purging
 from specbatch.pipeline.runtime.purge import Due, Purger
+from specbatch.schemas.days import DAY_SEC
 from specbatch.schemas.errors import ObjectError, UsageError
 
 _AGE = re.compile(r"(\d+(?:\.\d+)?)([dhm]?)")
-_SEC = {"d": 86_400.0, "": 86_400.0, "h": 3600.0, "m": 60.0}
+_SEC = {"d": DAY_SEC, "": DAY_SEC, "h": 3600.0, "m": 60.0}
 
 
 def purge(

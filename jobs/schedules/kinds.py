@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from specbatch.pipeline.ledger.contract import Store
+from specbatch.schemas.days import DAY_SEC
 from specbatch.schemas.extras import require_engine_extra
 from specbatch.schemas.figures import SLOW_FALLS, SPEND
 from specbatch.schemas.rollouts import DEFAULT_STEPS, shares_of
@@ -95,7 +96,7 @@ def audit(options: AuditOptions, settings: Settings, store: Store, logical_at: f
     from specbatch.pipeline.operations.nightly_audit import audit_some
     from specbatch.pipeline.operations.tools import make_auditor
 
-    sec, seed = options.days * 86_400.0, int(logical_at)
+    sec, seed = options.days * DAY_SEC, int(logical_at)
     auditor = make_auditor(settings, store)
     found = audit_some(auditor, sec, options.jobs, options.sample, seed, options.tenant)
     return Outcome(found.sentence, not (found.bad or found.not_replayed))

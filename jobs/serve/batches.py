@@ -12,6 +12,7 @@ import orjson
 from specbatch.jobs.serve.errors import ApiError, wrong
 from specbatch.jobs.serve.file_store import BATCH, FILE, checked
 from specbatch.pipeline.privacy.tenants import Privacy
+from specbatch.schemas.days import DAY_SEC
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.openai_formats import FORMATS
 from specbatch.schemas.records import JobRow, Stage
@@ -27,7 +28,7 @@ from specbatch.schemas.serving import (
 MOST_PAIRS, MOST_NAME_CHARS, MOST_VALUE_CHARS = 16, 64, 512  # of metadata, as OpenAI has it
 MOST_KEY_CHARS = 255
 _WINDOW = re.compile(r"([1-9][0-9]{0,3})([hd])")
-_UNIT_SEC = {"h": 3600.0, "d": 86_400.0}
+_UNIT_SEC = {"h": 3600.0, "d": DAY_SEC}
 _FIELDS = {"input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after"}
 _ENDED_AT = {
     BatchStatus.COMPLETED: "completed_at",

@@ -292,7 +292,6 @@ class Match(NamedTuple):
     """Where the newest tokens of a context occurred."""
 
     length: int  # tokens in common
-    occurrences: int
     position: int  # of the token to continue with: one of the majority
     share: float  # of the occurrences looked at that continue with that token
 
@@ -376,7 +375,6 @@ class EngineStats:
     preemptions: int = 0  # sequences put off for want of KV blocks
     kv_blocks: tuple[int, int, int] = (0, 0, 0)  # held, free, cached; if metrics are on
     hints_followed: int = 0  # late hints that still led on from where a sequence was
-    hints_dropped: int = 0  # late hints that led nowhere
 
     @property
     def ticks(self) -> Ticks:

@@ -22,6 +22,7 @@ from specbatch.pipeline.ledger.contract import MOST_JOBS, Store
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.pipeline.storage.prompts import PromptFinder, in_order
 from specbatch.schemas.audit import EntryKind
+from specbatch.schemas.days import DAY_SEC
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.fingerprint import shown
 from specbatch.schemas.records import FINISHED, CompletionRecord, JobRow
@@ -32,7 +33,6 @@ Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 OnProgress = Callable[[int, int], None]
 
-DAY_SEC = 86_400.0
 _PAGE = 500  # completions
 # Reasons for omitting completions, as messages name them.
 ENDED_BADLY = "did not end well"

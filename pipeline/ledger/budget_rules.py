@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 
 from specbatch.pipeline.observe.units import usd
 from specbatch.schemas.budgets import Account, Budget, LeastTokens, Period, Shortfall
+from specbatch.schemas.days import DAY_SEC
 
-DAY_SEC = 86_400.0
 _STOPPED = "its tenant's budget "
 
 

@@ -48,6 +48,7 @@ from specbatch.schemas.audit import (
     PublishedManifest,
 )
 from specbatch.schemas.backlog import Backlog
+from specbatch.schemas.days import DAY_SEC
 from specbatch.schemas.draft_switches import DraftSwitch, SwitchScope
 from specbatch.schemas.figures import SlowFalls, StoreFigures
 from specbatch.schemas.fingerprint import Models
@@ -92,10 +93,10 @@ from specbatch.schemas.timekeeping import (
 )
 from specbatch.schemas.usage import StageUsage, UsageMeter
 
-AUDITED_SEC = 30 * 86_400.0  # `figures` counts audits for so long
-MISSED_SEC = 7 * 86_400.0  # and so do times that a schedule missed
-FOUND_SEC = 2 * 86_400.0  # what a schedule's newest run found counts for so long
-SUCCESS_SEC = 35 * 86_400.0  # and its last success: longer than any month and who notices it
+AUDITED_SEC = 30 * DAY_SEC  # `figures` counts audits for so long
+MISSED_SEC = 7 * DAY_SEC  # and so do times that a schedule missed
+FOUND_SEC = 2 * DAY_SEC  # what a schedule's newest run found counts for so long
+SUCCESS_SEC = 35 * DAY_SEC  # and its last success: longer than any month and who notices it
 MOST_JOBS = 10_000  # of one answer of `ended_jobs`
 
 

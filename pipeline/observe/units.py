@@ -8,6 +8,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 
+from specbatch.schemas.days import DAY_SEC
+
 MINUS = "\N{MINUS SIGN}"
 NOTHING = "\N{EN DASH}"
 _SPACE = "\N{NO-BREAK SPACE}"
@@ -112,4 +114,4 @@ def version_here() -> str:
 
 def date_of(day: int) -> str:
     """`2026-01-31`, of days since the epoch."""
-    return datetime.fromtimestamp(day * 86_400, UTC).date().isoformat()
+    return datetime.fromtimestamp(day * DAY_SEC, UTC).date().isoformat()

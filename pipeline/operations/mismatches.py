@@ -19,10 +19,10 @@ from specbatch.pipeline.operations.export import in_batches
 from specbatch.pipeline.operations.nightly_audit import ended_within
 from specbatch.pipeline.outputs.export_columns import MASKED
 from specbatch.pipeline.outputs.token_table import token_table
+from specbatch.schemas.days import DAY_SEC
 from specbatch.schemas.errors import SpecbatchError
 from specbatch.schemas.records import CompletionRecord, JobRow
 
-DAY_SEC = 86_400.0
 T = TypeVar("T")
 
 

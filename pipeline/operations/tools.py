@@ -88,7 +88,7 @@ def make_replays(
     if tests_again and uses_ratio_tests(spec) and (ref := proposer or spec.draft_model) is not None:
         drafting = inspect_model(ref)
         check_draft_model(job, drafting)
-    device = DeviceOptions(settings.device, settings.cuda_graphs, settings.torch_compile)
+    device = DeviceOptions(settings.device, settings.cuda_graphs)
     device.check()
     replayer = Replayer(
         folder,

@@ -31,6 +31,7 @@ from specbatch.pipeline.audit.timestamps import Timestamps
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.storage.objects import Objects, join, tidy
 from specbatch.schemas.audit import EntryKind, Finding, FindingKind, Head
+from specbatch.schemas.days import DAY_SEC
 from specbatch.schemas.encryption import NEW_KEY
 from specbatch.schemas.errors import MissingExtraError, ObjectError, SpecbatchError, UsageError
 from specbatch.schemas.refusals import should_log
@@ -47,7 +48,7 @@ _DOMAIN = b"specbatch anchor 1\n"
 _KEY_BYTES = 32
 INTERVAL_SEC = 300.0  # between two searches for logs without an anchor
 MOST_JOBS = 100  # the newest ones, which are searched
-MOST_AGE_SEC = 86_400.0  # since a job ended; later `specbatch audit --anchor` anchors its log
+MOST_AGE_SEC = DAY_SEC  # since a job ended; later `specbatch audit --anchor` anchors its log
 _CLOSE_SEC = 5.0  # to wait for a place that does not answer
 _NEXT = "this worker tries again"
 

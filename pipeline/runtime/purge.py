@@ -31,13 +31,12 @@ from specbatch.pipeline.storage.history_files import delete_histories
 from specbatch.pipeline.storage.objects import ASKED_RETRY_SEC, Objects, join, tidy
 from specbatch.pipeline.storage.workspace import delete_own, is_frame_file
 from specbatch.schemas.audit import EntryKind
+from specbatch.schemas.days import DAY_SEC
 from specbatch.schemas.errors import ObjectError, UsageError
 from specbatch.schemas.records import JobRow, JobState
 from specbatch.schemas.settings import Settings
 
 log = logging.getLogger(__name__)
-
-DAY_SEC = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 
 from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.runtime.client import Enqueue
+from specbatch.schemas.days import DAY_SEC
 from specbatch.schemas.errors import JobNotFoundError, StoreError
 from specbatch.schemas.numeric_class import Pinned, Serves
 from specbatch.schemas.placement import PlacementSpec, Site
@@ -212,7 +213,7 @@ class Sweeper:
         """Once a day is often enough."""
         if time.monotonic() >= self._forget_at:
             self._store.forget_old_acceptance(ACCEPTANCE_DAYS)
-            self._forget_at = time.monotonic() + 86_400.0
+            self._forget_at = time.monotonic() + DAY_SEC
 
     def skip_proposals(self) -> None:
         """Let groups continue whose proposer is dead, frozen or missing; note it as a decision."""

@@ -7,9 +7,9 @@ from contracts.shorthand import claim, claim_job, commit, exhaust, finish, inges
 from ledger.builders import JOB, LEASE_SEC, START, Clock, new_group, new_job, position
 
 from specbatch.pipeline.ledger.contract import Store
-from specbatch.schemas.backlog import WORK, StageBacklog, WorkerNow
+from specbatch.schemas.backlog import StageBacklog, WorkerNow
 from specbatch.schemas.provenance import TICKS_PER_SEC
-from specbatch.schemas.records import JobState, RejectedRow, Stage
+from specbatch.schemas.records import CLAIMABLE, JobState, RejectedRow, Stage
 from specbatch.schemas.timekeeping import Device, NewSession, SessionTime
 
 DEVICE = Device("h200", "eu-west", "spot", 2_000_000)
@@ -18,7 +18,7 @@ DEVICE = Device("h200", "eu-west", "spot", 2_000_000)
 def test_an_empty_store_has_every_stage_and_nothing_in_it(store: Store) -> None:
     look = store.backlog()
     assert look.at == START
-    assert look.stages == tuple(StageBacklog(stage) for stage in WORK)
+    assert look.stages == tuple(StageBacklog(stage) for stage in CLAIMABLE)
     assert look.jobs == {JobState.QUEUED: 0, JobState.RUNNING: 0}
     assert (look.rows_failed, look.workers) == (0, ())
 
@@ -104,5 +104,5 @@ def test_what_is_over_is_not_in_the_way(store: Store) -> None:
     ingest(store, groups=1)
     commit(store, verified(store, 0))
     finish(store)
-    assert store.backlog().stages == tuple(StageBacklog(stage) for stage in WORK)
+    assert store.backlog().stages == tuple(StageBacklog(stage) for stage in CLAIMABLE)
     assert store.get_job(JOB).state is JobState.DONE

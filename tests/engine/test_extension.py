@@ -230,7 +230,7 @@ def test_hints_change_no_output_and_right_ones_are_used(
     requests = asked(tiny_pair)
     truth = {r.request_id: baseline_of(tiny_pair.verifier)(r).token_ids for r in requests}
     running: Bench = bench(tiny_pair.verifier).add(*requests)
-    generator, posted = random.Random(1), []
+    generator, posted, hints = random.Random(1), [], 0
     step = 0
     while not running.engine.idle:
         running.step()
@@ -247,9 +247,10 @@ def test_hints_change_no_output_and_right_ones_are_used(
                 ahead = [generator.randrange(300) for _ in range(24)]
             for _ in range(2):  # every message is delivered twice
                 running.engine.hint(wanted.request_id, at, tuple(ahead))
+                hints += 1
     assert_unchanged(tiny_pair, requests, running.finished)
     stats = running.engine.stats
-    assert stats.hints_dropped > 0
+    assert stats.hints_followed < hints
     if kind != "noise":
         assert stats.hints_followed >= len(requests)
         drafted = sum(c.accepted for c in running.finished.values())

@@ -14,7 +14,9 @@ from specbatch.pipeline.engines.models.model_folder import (
     check_architecture,
     check_folder,
     check_pair,
+    end_tokens,
     inspect_model,
+    read_config,
 )
 from specbatch.schemas.errors import ModelError
 from support.models import TinyPair, tiny_llama
@@ -344,3 +346,23 @@ def test_the_fingerprint_is_of_config_and_weights_alone(folder: Path, tmp_path: 
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
     assert len({before, config, inspect_model(str(folder)).fingerprint}) == 3
+
+
+def test_end_tokens_are_those_of_the_generation_config_or_else_of_the_models(
+    tmp_path: Path,
+) -> None:
+    def found() -> frozenset[int]:
+        config = read_config("model", tmp_path)  # where a text part's values count, too
+        return end_tokens(tmp_path, config.get("eos_token_id"))
+
+    config, generation = tmp_path / "config.json", tmp_path / "generation_config.json"
+    config.write_text('{"vocab_size": 9}')
+    assert found() == frozenset()
+    config.write_text('{"vocab_size": 9, "eos_token_id": 7}')
+    assert found() == {7}
+    config.write_text('{"text_config": {"vocab_size": 9, "eos_token_id": 8}}')
+    assert found() == {8}
+    generation.write_text('{"temperature": 0.5}')
+    assert found() == {8}
+    generation.write_text('{"eos_token_id": [7, 9]}')
+    assert found() == {7, 9}

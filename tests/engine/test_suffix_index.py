@@ -60,7 +60,7 @@ def check(outputs: Outputs, context: list[int], index: SuffixIndex) -> None:
         assert found is None
         return
     assert found is not None
-    assert (found.length, found.occurrences) == (length, len(places))
+    assert found.length == length
     votes = Counter(places.values())
     token = places[found.position]
     assert votes[token] == max(votes.values())
@@ -92,7 +92,7 @@ def test_long_contexts_are_found_too(seed: int) -> None:
 
 def test_a_match_never_crosses_from_one_output_to_the_next() -> None:
     index = SuffixIndex.build([[1, 2, 3], [4, 5, 6]], PLENTY)
-    assert index.find([2, 3, 4]) == Match(length=1, occurrences=1, position=5, share=1.0)
+    assert index.find([2, 3, 4]) == Match(length=1, position=5, share=1.0)
     assert index.find([2, 3]) is None, "nothing follows the end"
     assert index.follow(1, 10) == [2, 3]
     assert index.follow(4, 2) == [4, 5]
@@ -109,14 +109,14 @@ def test_an_unknown_context_is_no_match(context: list[int]) -> None:
 def test_what_stands_behind_an_unknown_token_is_matched() -> None:
     index = SuffixIndex.build([[1, 2, 3, 4]], PLENTY)
     for unknown in (99, 2**31, 2**40, -5):
-        assert index.find([1, unknown, 2, 3]) == Match(2, 1, 3, 1.0)
+        assert index.find([1, unknown, 2, 3]) == Match(2, 3, 1.0)
 
 
 def test_the_majority_of_many_is_followed() -> None:
     outputs = [[7, 8, 9, token, i] for i, token in enumerate([1, 2, 2] * 400)]
     found = SuffixIndex.build(outputs, PLENTY).find([7, 8, 9])
     assert found is not None
-    assert (found.length, found.occurrences) == (3, 1200)
+    assert found.length == 3
     assert outputs[found.position // 6][3] == 2
     assert found.position % 6 == 3
     assert found.share == pytest.approx(2 / 3, abs=0.2)  # 64 of them are looked at, at most
@@ -124,11 +124,11 @@ def test_the_majority_of_many_is_followed() -> None:
 
 @pytest.mark.parametrize("before", [0, 201, 1001, 2001, 2399])
 def test_all_of_many_are_counted_wherever_the_context_would_stand(before: int) -> None:
-    outputs = [[2 * i, 7, 8, 9, 1, 5] for i in range(1200)]
+    outputs = [[2 * i, 7, 8, 9, 1 + i // 600, 5] for i in range(1200)]
     found = SuffixIndex.build(outputs, PLENTY).find([before, 7, 8, 9])
     assert found is not None
-    assert (found.length, found.occurrences) == ((3, 1200) if before else (4, 1))
-    assert found.share == 1.0
+    assert found.length == (3 if before else 4)
+    assert found.share == pytest.approx(0.5 if before else 1.0, abs=0.1)
 
 
 def test_memory_is_bounded_and_the_first_outputs_are_kept() -> None:
@@ -148,7 +148,7 @@ def test_empty_outputs_are_left_out_and_short_ones_held() -> None:
     index = SuffixIndex.build([[], [4], [], [5, 6]], PLENTY)
     assert [index.output(i) for i in range(len(index))] == [(4,), (5, 6)]
     assert index.find([4]) is None
-    assert index.find([5]) == Match(1, 1, 3, 1.0)
+    assert index.find([5]) == Match(1, 3, 1.0)
 
 
 @pytest.mark.parametrize("outputs", [[[1, -1]], [[2**31 - 1]]], ids=str)

@@ -172,37 +172,3 @@ def test_without_its_interpreter_triton_is_refused_on_a_processor(
     assert str(caught.value) == (
         "Triton kernels do not run on device `cpu`: use a GPU, or the kernels of torch"
     )
-
-
-def test_a_compiled_model_writes_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Traced as for a GPU, but run as it is: compiling for a processor would prove nothing more."""
-    compiled = []
-
-    def traced(module: torch.nn.Module, dynamic: bool) -> object:
-        compiled.append(dynamic)
-        return torch_compile(module, dynamic=dynamic, backend="eager")
-
-    torch_compile = torch.compile
-    monkeypatch.setattr(torch, "compile", traced)
-    folder = tiny_model("gemma2", tmp_path)
-    expected = complete(engine(by_triton(folder, "fast")), prompts()[:2], SAMPLED, depth=0)
-    model = load_model(
-        inspect_model(str(folder)),
-        "float32",
-        "fast",
-        device=TRITON_DEVICE,
-        kernels="triton",
-        compiled=True,
-    )
-    assert compiled == [True]
-    got = complete(engine(model), prompts()[:2], SAMPLED, depth=0)
-    assert [c.token_ids for c in got] == [c.token_ids for c in expected]
-
-
-def test_bitwise_is_not_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(torch, "compile")
-    folder = inspect_model(str(tiny_model("llama", tmp_path)))
-    for exactness, kernels in (("bitwise", "triton"), ("fast", "torch")):
-        load_model(
-            folder, "float32", exactness, TRITON_DEVICE, False, kernels=kernels, compiled=True
-        )

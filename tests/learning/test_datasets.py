@@ -13,9 +13,10 @@ import pytest
 from ledger.builders import JOB, Clock
 
 from specbatch.pipeline.learning import datasets
-from specbatch.pipeline.learning.datasets import DAY_SEC, DataSet, DataSets, Example, Wanted
+from specbatch.pipeline.learning.datasets import DataSet, DataSets, Example, Wanted
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.audit import EntryKind
+from specbatch.schemas.days import DAY_SEC
 from specbatch.schemas.errors import UsageError
 from specbatch.schemas.privacy import NOT_KEPT, PrivacyMode
 from specbatch.schemas.records import FinishReason

@@ -98,7 +98,7 @@ def test_a_worker_waits_for_space_and_no_group_loses_an_attempt(
         "SPECBATCH_BROKER_URL": redis_url,
         "SPECBATCH_DATABASE_URL": postgres_url,
         "SPECBATCH_MAX_ATTEMPTS": "1",  # the first that were lost would fail its group
-        "SPECBATCH_BELL_PATIENCE_SEC": "1",
+        "SPECBATCH_MESSAGE_PATIENCE_SEC": "1",
     }
     store = make_store(Settings(database_url=postgres_url))
     disk.refuse(errno.ENOSPC, refusing)
@@ -129,7 +129,7 @@ def test_each_output_that_refuses_is_named(
     environment = place.environment | {
         "SPECBATCH_BROKER_URL": redis_url,
         "SPECBATCH_DATABASE_URL": postgres_url,
-        "SPECBATCH_BELL_PATIENCE_SEC": "1",
+        "SPECBATCH_MESSAGE_PATIENCE_SEC": "1",
     }
     disk.refuse(errno.ENOSPC, "/.part-")
     for name in ("here", "there"):
@@ -162,7 +162,7 @@ def test_space_comes_back_without_any_command(
     environment = place.environment | {
         "SPECBATCH_BROKER_URL": redis_url,
         "SPECBATCH_MAX_ATTEMPTS": "1",
-        "SPECBATCH_BELL_PATIENCE_SEC": "1",
+        "SPECBATCH_MESSAGE_PATIENCE_SEC": "1",
     }
     submit = [word for word in place.job("out") if word != "--local"]
     job_id = command(*submit, environment=environment, cwd=place.home)["job"]

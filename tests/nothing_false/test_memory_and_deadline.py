@@ -56,7 +56,7 @@ def test_a_native_call_that_never_returns_ends_its_worker_and_costs_no_row(
         "SPECBATCH_LEASE_SEC": "3",  # looks come with heartbeats, three to a lease
         "SPECBATCH_STEP_DEADLINE_SEC": "0.5",
         "SPECBATCH_SWEEP_INTERVAL_SEC": "0.3",
-        "SPECBATCH_BELL_PATIENCE_SEC": "1",
+        "SPECBATCH_MESSAGE_PATIENCE_SEC": "1",
     }
     for name, value in environment.items():
         monkeypatch.setenv(name, value)

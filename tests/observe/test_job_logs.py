@@ -18,7 +18,6 @@ import pytest
 
 from specbatch.pipeline.observe.tracing.context import CurrentWork, work_on
 from specbatch.pipeline.observe.tracing.job_logs import (
-    DAY_SEC,
     JobLogs,
     LogReader,
     file_name,
@@ -29,6 +28,7 @@ from specbatch.pipeline.observe.tracing.job_logs import (
     workers_in,
     workspace_of,
 )
+from specbatch.schemas.days import DAY_SEC
 from specbatch.schemas.file_modes import Access
 from specbatch.schemas.records import Lease, Stage
 

@@ -14,7 +14,6 @@ from specbatch.pipeline.ledger.contract import Store
 from specbatch.pipeline.ledger.sql.store import SqlStore
 from specbatch.pipeline.observe.metrics import metric_names as names
 from specbatch.pipeline.observe.metrics.meter import (
-    NO_TAG,
     PRIVATE,
     UNKNOWN,
     Meter,
@@ -28,6 +27,7 @@ from specbatch.schemas.errors import FencedError, StoreError
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.provenance import NO_PROVENANCE, TICKS_PER_SEC, Provenance
 from specbatch.schemas.records import (
+    NO_TAG,
     CompletionRecord,
     FinishReason,
     Lease,

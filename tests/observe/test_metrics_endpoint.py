@@ -7,7 +7,6 @@ import threading
 import urllib.error
 import urllib.request
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -51,20 +50,6 @@ def test_a_port_in_use_is_told_in_one_sentence() -> None:
     assert exposure is not None
     assert scrape(port).total("specbatch_build_info") == 1
     exposure.close()
-
-
-def test_the_old_setting_for_a_shared_port_is_answered_with_a_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    settings = Settings(
-        workspace="unused", metrics_port=free_port(), metrics_address=HERE,
-        metrics_dir=str(tmp_path / "metrics"),
-    )  # fmt: skip
-    exposure = make_exposure(settings)
-    assert exposure is not None
-    exposure.close()
-    assert "SPECBATCH_METRICS_DIR has no effect" in caplog.text
-    assert not list(tmp_path.iterdir())
 
 
 def test_without_the_extra_the_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

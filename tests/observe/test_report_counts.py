@@ -8,7 +8,6 @@ import pytest
 
 from specbatch.pipeline.observe.report.counts import (
     MOMENTS,
-    NO_TAG,
     OTHER_TAGS,
     UNKNOWN_SOURCE,
     Fill,
@@ -20,7 +19,7 @@ from specbatch.pipeline.observe.report.counts import (
 from specbatch.pipeline.observe.report.facts import Bar
 from specbatch.schemas.job_figures import GroupFigures, RowFigures
 from specbatch.schemas.provenance import passes_of
-from specbatch.schemas.records import FinishReason, Stage
+from specbatch.schemas.records import NO_TAG, FinishReason, Stage
 
 P, A, C, B = 0, 1, 2, 3  # plain, accepted, corrected, bonus
 

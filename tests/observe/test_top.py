@@ -8,11 +8,11 @@ import pytest
 from rich.console import Console
 
 from specbatch.pipeline.observe.terminal.top import Board, Watch, as_json, tables
-from specbatch.schemas.backlog import WORK, Backlog, StageBacklog, WorkerNow
+from specbatch.schemas.backlog import Backlog, StageBacklog, WorkerNow
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.numeric_class import Serves
 from specbatch.schemas.provenance import TICKS_PER_SEC
-from specbatch.schemas.records import JobRow, JobState, Stage
+from specbatch.schemas.records import CLAIMABLE, JobRow, JobState, Stage
 from specbatch.schemas.timekeeping import Device
 
 WORKER = WorkerNow(
@@ -38,7 +38,7 @@ def backlog(at: float = 1000.0, workers: tuple[WorkerNow, ...] = (WORKER,)) -> B
     stages = {Stage.VERIFY: StageBacklog(Stage.VERIFY, 5, 2, 1, 33.0)}
     return Backlog(
         at,
-        tuple(stages.get(stage, StageBacklog(stage)) for stage in WORK),
+        tuple(stages.get(stage, StageBacklog(stage)) for stage in CLAIMABLE),
         {JobState.QUEUED: 2, JobState.RUNNING: 1},
         1,
         workers,

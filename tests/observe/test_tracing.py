@@ -26,12 +26,12 @@ from specbatch.pipeline.observe.tracing.context import (
     trace_id_of,
 )
 from specbatch.pipeline.observe.tracing.otel import MOST_CLOSE_SEC, OtelTracing
-from specbatch.pipeline.observe.tracing.span_names import ATTEMPTS, ATTRIBUTES, EVENTS
+from specbatch.pipeline.observe.tracing.span_names import ATTRIBUTES, EVENTS
 from specbatch.pipeline.observe.tracing.tracing import NO_SPAN, UNTRACED, TraceOptions, Tracing
 from specbatch.pipeline.stages import spans
 from specbatch.pipeline.stages.dispatch import run_stage
 from specbatch.schemas.errors import EngineError, FencedError, MissingExtraError
-from specbatch.schemas.records import JobState, Lease, Stage
+from specbatch.schemas.records import CLAIMABLE, JobState, Lease, Stage
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import spec_of
 from support.servers import free_port
@@ -462,7 +462,7 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "observing.md"
 
 def test_every_name_is_documented_and_every_documented_one_is_there() -> None:
     text = DOCUMENT.read_text()
-    for name in (*ATTRIBUTES, *EVENTS, *map(str, ATTEMPTS), "submit", "request"):
+    for name in (*ATTRIBUTES, *EVENTS, *map(str, CLAIMABLE), "submit", "request"):
         assert f"`{name}`" in text, name
     (code,) = re.findall(r"python -c '(.*)' JOB", text)
     done = subprocess.run([sys.executable, "-c", code, LEASE.job_id], capture_output=True)

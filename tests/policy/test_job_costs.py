@@ -13,7 +13,6 @@ from specbatch.pipeline.policy.costs.controls import Arm, Controls, Part
 from specbatch.pipeline.policy.costs.job_costs import (
     NO_PROPOSER,
     NO_ROW,
-    NO_TAG,
     By,
     JobCost,
     line_of,
@@ -22,14 +21,13 @@ from specbatch.pipeline.policy.costs.job_costs import (
 from specbatch.pipeline.policy.costs.pricing import priced
 from specbatch.pipeline.policy.costs.stage_costs import (
     DEVICE,
-    STAGES,
     StageCost,
     added,
     other_units,
     stage_costs,
 )
 from specbatch.schemas.provenance import TICKS_PER_SEC, Ticks, TimeKind
-from specbatch.schemas.records import JobRow, JobState, Stage
+from specbatch.schemas.records import CLAIMABLE, NO_TAG, JobRow, JobState, Stage
 from specbatch.schemas.timekeeping import Device, JobTime, RowTime
 from specbatch.schemas.usage import PARTS, Quantities, StageUsage, cost_by_part
 
@@ -190,7 +188,7 @@ def test_each_stage_has_its_devices_its_usage_and_what_came_to_nothing() -> None
     ]
     usage = [used(1000), used(10, kept=False), used(200, kept=False, in_flight=True)]
     found = stage_costs(times, usage)
-    assert tuple(found) == STAGES
+    assert tuple(found) == CLAIMABLE
     verify, record = found[Stage.VERIFY], found[Stage.RECORD]
     assert verify.device == Amount(130, 13_000)
     assert (verify.lost, verify.pending) == (700, 2000), "hints are neither"

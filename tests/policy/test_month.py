@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from specbatch.pipeline.policy.costs.month import DAY_SEC, LeasedTime, month_spend
+from specbatch.pipeline.policy.costs.month import LeasedTime, month_spend
+from specbatch.schemas.days import DAY_SEC
 
 
 def at(text: str) -> float:

@@ -151,19 +151,6 @@ def test_penalties_of_an_output_that_is_continued_are_refused() -> None:
     assert "under penalties" in (refused(continued, 100) or "")
 
 
-def test_end_tokens_are_those_of_the_generation_config(tmp_path: Path) -> None:
-    from dataclasses import replace
-
-    folder = replace(MODEL, path=tmp_path)
-    assert host.eos_ids_of(folder) == frozenset()
-    (tmp_path / "config.json").write_text('{"eos_token_id": 7}')
-    assert host.eos_ids_of(folder) == {7}
-    (tmp_path / "config.json").write_text('{"text_config": {"eos_token_id": 8}}')
-    assert host.eos_ids_of(folder) == {8}
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
-    assert host.eos_ids_of(folder) == {7, 9}
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [

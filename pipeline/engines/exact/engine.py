@@ -158,9 +158,7 @@ class Engine:
             return
         for sequence in self._scheduler.running:
             if sequence.request.request_id == request_id:
-                followed = self._block.extend(sequence, position, token_ids)
-                self.stats.hints_followed += followed
-                self.stats.hints_dropped += not followed
+                self.stats.hints_followed += self._block.extend(sequence, position, token_ids)
 
     def switch(self, switches: DraftSwitches) -> None:
         """From the next step on, nothing is drafted for what an operator has switched off."""

@@ -405,7 +405,6 @@ class EngineHost:
                 exactness,
                 self._device.name,
                 weights=weights,
-                compiled=self._device.compile,
             ),
         )
 

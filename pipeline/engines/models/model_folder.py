@@ -263,6 +263,16 @@ def read_config(ref: str, path: Path) -> dict[str, Any]:
     return config
 
 
+def end_tokens(folder: Path, of_config: int | list[int] | None) -> frozenset[int]:
+    """Those of the generation config, which `check_model` has read, or else `of_config`."""
+    path = folder / "generation_config.json"
+    generated = json.loads(path.read_text()).get("eos_token_id") if path.exists() else None
+    found = of_config if generated is None else generated
+    if found is None:
+        return frozenset()
+    return frozenset([found] if isinstance(found, int) else found)
+
+
 def _context_tokens(config: dict[str, Any]) -> int:
     """The longest sequence whose tokens' positions do not depend on its length."""
     tokens = next((config[name] for name in _CONTEXT if config.get(name)), 2048)

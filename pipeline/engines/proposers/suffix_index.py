@@ -162,7 +162,7 @@ class SuffixIndex:
     def _majority(self, length: int, first: int, last: int) -> Match:
         count, size = last - first, len(self._row)
         if count == 1:
-            return Match(length, 1, size - self._sorted[first] // 4, 1.0)
+            return Match(length, size - self._sorted[first] // 4, 1.0)
         picked = range(first, last)
         if count > _LOOKED_AT:
             picked = range(first, last, -(-count // _LOOKED_AT))
@@ -172,7 +172,7 @@ class SuffixIndex:
         token = max(votes, key=votes.__getitem__)
         # Of equals the first: outputs are given with the most relevant in front.
         position = min(p for p, t in zip(positions, following, strict=True) if t == token)
-        return Match(length, count, position, votes[token] / len(following))
+        return Match(length, position, votes[token] / len(following))
 
 
 def _checked(output: Sequence[int]) -> Int32s:

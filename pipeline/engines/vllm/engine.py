@@ -185,9 +185,7 @@ class VllmEngine:
         sequence = self._running.get(request_id)
         if sequence is None or any(not 0 <= token < self._vocab_size for token in token_ids):
             return
-        followed = self._block.extend(sequence, position, token_ids)
-        self.stats.hints_followed += followed
-        self.stats.hints_dropped += not followed
+        self.stats.hints_followed += self._block.extend(sequence, position, token_ids)
 
     def switch(self, switches: DraftSwitches) -> None:
         """From the next step on, no drafts are verified for what an operator has switched off. A

@@ -20,7 +20,7 @@ import torch
 from specbatch.pipeline.engines.contract import EngineStats, ModelFolder, Wanted
 from specbatch.pipeline.engines.models.dtypes import choose_dtype
 from specbatch.pipeline.engines.models.fingerprint import snapshot_of, unchanged
-from specbatch.pipeline.engines.models.model_folder import LoadedModels
+from specbatch.pipeline.engines.models.model_folder import LoadedModels, end_tokens, read_config
 from specbatch.pipeline.engines.observing import Observer
 from specbatch.pipeline.engines.recheck_sample import ONE_IN
 from specbatch.pipeline.engines.service import EngineService, made
@@ -227,7 +227,7 @@ class VllmHost:
                 drafts_itself=bool(options.own_speculation),
             ),
             folder.vocab_size,
-            eos_ids_of(folder),
+            end_tokens(folder.path, read_config(folder.ref, folder.path).get("eos_token_id")),
             options.max_sequences,
             knowledge,
             self._observer,
@@ -341,17 +341,6 @@ class VllmHost:
     def _all(self) -> list[EngineService]:
         running = self._running
         return [] if running is None else [running.service]
-
-
-def eos_ids_of(folder: ModelFolder) -> frozenset[int]:
-    """End tokens of the generation config, or of the model's."""
-    for name in ("generation_config.json", "config.json"):
-        path = folder.path / name
-        config = json.loads(path.read_text()) if path.is_file() else {}
-        found = ((config.get("text_config") or {}) | config).get("eos_token_id")
-        if found is not None:
-            return frozenset([found] if isinstance(found, int) else found)
-    return frozenset()
 
 
 def _fingerprint_of_own(speculation: Mapping[str, Any], verifier: ModelFolder) -> str:

@@ -40,6 +40,7 @@ from specbatch.pipeline.ledger.sql import audit_log
 from specbatch.pipeline.ledger.sql.transactions import Now, in_parts, upsert
 from specbatch.schemas.budget_tables import TenantBudget, TenantSpending
 from specbatch.schemas.budgets import Account, Budget, Period, Shortfall, Spent
+from specbatch.schemas.days import DAY_SEC
 from specbatch.schemas.errors import OverBudgetError, UsageError
 from specbatch.schemas.masking import masked
 from specbatch.schemas.records import CompletionRecord, NewJob, Stage
@@ -215,7 +216,7 @@ def book(conn: Connection, at: float, tenant: str, records: Iterable[CompletionR
         return
     values = {
         "tenant": tenant,
-        "day": int(at // budget_rules.DAY_SEC),
+        "day": int(at // DAY_SEC),
         "tokens": sum(record.prompt_tokens + len(record.token_ids) for record in computed),
         "usd": sum(record.cost_usd for record in computed),
     }

@@ -32,7 +32,7 @@ from specbatch.pipeline.policy.costs import forecast
 from specbatch.schemas import completion_rows, mapper, presence, time_mapper
 from specbatch.schemas.audit import EntryKind
 from specbatch.schemas.audit_tables import AuditLog
-from specbatch.schemas.backlog import WORK, Backlog, PinnedJob, StageBacklog
+from specbatch.schemas.backlog import Backlog, PinnedJob, StageBacklog
 from specbatch.schemas.figures import SLOW_FALLS, SPEND, ScheduleRuns, StoreFigures
 from specbatch.schemas.job_figures import GroupFigures, RowFigures
 from specbatch.schemas.job_progress import JobProgress
@@ -40,6 +40,7 @@ from specbatch.schemas.placement import Site
 from specbatch.schemas.presence import ProcessNow
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.records import (
+    CLAIMABLE,
     JobState,
     Stage,
 )
@@ -341,7 +342,7 @@ def backlog(conn: Connection, now: Now) -> Backlog:
     ).scalar_one()
     return Backlog(
         at=at,
-        stages=tuple(stages.get(stage, StageBacklog(stage)) for stage in WORK),
+        stages=tuple(stages.get(stage, StageBacklog(stage)) for stage in CLAIMABLE),
         jobs={state: states[state].jobs if state in states else 0 for state in _NOT_OVER},
         rows_failed=int(in_groups) + sum(int(row.rejected) for row in states.values()),
         workers=tuple(time_mapper.worker_now(row, at) for row in conn.execute(workers(now))),

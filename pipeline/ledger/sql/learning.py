@@ -28,6 +28,7 @@ from specbatch.pipeline.ledger.sql.reading import BY_ROW
 from specbatch.pipeline.ledger.sql.transactions import Now, Transactions, upsert
 from specbatch.pipeline.policy.slow_fall import BLOCK_DAYS, BLOCKS, by_series, slow_fall
 from specbatch.schemas import mapper
+from specbatch.schemas.days import DAY_SEC
 from specbatch.schemas.figures import SlowFalls
 from specbatch.schemas.placement import ANYWHERE, PlacementSpec
 from specbatch.schemas.privacy import PrivacyMode
@@ -214,7 +215,7 @@ def slow_falls(conn: Connection, now: Now) -> SlowFalls:
         .where(AcceptanceDayRow.day > today - _TESTED_DAYS)
         .order_by(*key, AcceptanceDayRow.day)
     )
-    private = _private_names(conn, (today - _TESTED_DAYS) * 86_400.0)
+    private = _private_names(conn, (today - _TESTED_DAYS) * DAY_SEC)
     found: dict[tuple[str | None, str], bool] = {}
     for job, rows in groupby(conn.execute(query), key=lambda row: (row.tenant, row.job_name)):
         name = None if job in private else job[1]

@@ -36,11 +36,6 @@ class Exposure:
 
         Raises `UsageError` when the port cannot be had.
         """
-        if settings.metrics_dir:
-            log.warning(
-                "SPECBATCH_METRICS_DIR has no effect any more: every process serves its metrics on "
-                "a port of its own, which its log names"
-            )
         metrics = Metrics(settings.metrics_label_values)
         metrics.set(names.BUILD, 1, version_here())
         metrics.set(names.PLANNED_ROLLOUT, float(settings.planned_rollout))

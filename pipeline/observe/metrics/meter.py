@@ -23,6 +23,7 @@ from specbatch.schemas.policies import outcome
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.provenance import TICK_KINDS, TICKS_PER_SEC, passes_of
 from specbatch.schemas.records import (
+    NO_TAG,
     CompletionRecord,
     JobRow,
     Lease,
@@ -33,7 +34,6 @@ from specbatch.schemas.timekeeping import usd_of
 
 PRIVATE = "private"  # for the name and the tags of a job of which no texts are kept
 UNKNOWN = "unknown"  # a job that this process never read; the proposer of drafts without a source
-NO_TAG = "(no tag)"
 NO_PROPOSER = "none"
 MOST_JOBS = 1024  # whose names are kept
 MOST_STEPS = 256  # that are buffered

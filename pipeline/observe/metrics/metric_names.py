@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from specbatch.schemas.budgets import Period
 from specbatch.schemas.provenance import TICK_KINDS
-from specbatch.schemas.records import ROW_CODES, FinishReason, JobState, Stage
+from specbatch.schemas.records import CLAIMABLE, ROW_CODES, FinishReason, JobState, Stage
 
 
 class Kind(StrEnum):
@@ -53,7 +53,7 @@ _TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 FINISHED: Values = tuple(reason.value for reason in FinishReason)
 GROUP_STAGES: Values = tuple(s.value for s in (Stage.PROPOSE, Stage.VERIFY, Stage.RECORD))
-STAGES: Values = (Stage.INGEST.value, *GROUP_STAGES, Stage.PUBLISH.value)
+STAGES: Values = tuple(stage.value for stage in CLAIMABLE)
 LIVE_STATES: Values = tuple(state.value for state in JobState if not state.is_final)
 BLOCK_STATES: Values = ("used", "free", "cached")
 FAILURES: Values = ("pass", "proposer")

@@ -16,6 +16,7 @@ from hashlib import blake2b
 from specbatch.pipeline.observe.report.facts import Bar, Drafts, Moment, Spread
 from specbatch.schemas.job_figures import GroupFigures, RowFigures
 from specbatch.schemas.provenance import passes_of
+from specbatch.schemas.records import NO_TAG
 
 MOMENTS = 48  # intervals that a job's time is divided into
 MOST_TAGS = 2000  # that are counted apart
@@ -24,7 +25,6 @@ OUTLIERS = 8
 LEAST_PROPOSED = 16  # draft tokens: with fewer, a rate means nothing
 MOST_STEPS = 1 << 16  # steps of the verifier that are counted one by one
 OTHER_TAGS = "(other tags)"
-NO_TAG = "(no tag)"
 UNKNOWN_SOURCE = "(not recorded)"
 
 

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from specbatch.pipeline.observe.tracing.logs import JsonFormatter, job_of
+from specbatch.schemas.days import DAY_SEC
 from specbatch.schemas.file_modes import Access, append_to, make_folder
 
 FOLDER = "logs"
 MOST_BYTES = 2 << 20  # of a file; there are two of them for a job and worker
 PRUNE_EVERY_SEC = 3600.0
-DAY_SEC = 86_400.0
 _FULL = ".1"  # ends the name of a file that is not written any more
 _SUFFIX = ".jsonl"
 _ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,127}")  # what may be a folder's name

@@ -6,11 +6,8 @@ prompt, no output, no row id, no tag, no message of an error.
 
 from __future__ import annotations
 
-from specbatch.schemas.records import Stage
-
 # --- spans: those of attempts have their stage's name --------------------------------------------
 SUBMIT = "submit"
-ATTEMPTS = (Stage.INGEST, Stage.PROPOSE, Stage.VERIFY, Stage.RECORD, Stage.PUBLISH)
 REQUEST = "request"  # one sampled request in one stage
 
 # --- events ---------------------------------------------------------------------------------------

@@ -13,11 +13,10 @@ from specbatch.pipeline.policy.costs.savings import Span, drafted, pooled, savin
 from specbatch.pipeline.policy.costs.stage_costs import StageCost, other_units, stage_costs
 from specbatch.schemas.job_figures import Savings
 from specbatch.schemas.provenance import TimeKind
-from specbatch.schemas.records import JobRow, Stage
+from specbatch.schemas.records import NO_TAG, JobRow, Stage
 from specbatch.schemas.timekeeping import JobTime, RowTime
 from specbatch.schemas.usage import StageUsage
 
-NO_TAG = "(no tag)"
 NO_PROPOSER = "(none)"
 NO_ROW = "(in no row)"  # lost, pending, hints and all but devices: no row's, so no tag's
 

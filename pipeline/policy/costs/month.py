@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-DAY_SEC = 86_400.0
+from specbatch.schemas.days import DAY_SEC
+
 USUAL_SEC = 28 * DAY_SEC
 LEAST_SEC = DAY_SEC  # that must be known: an hour says little of a month
 

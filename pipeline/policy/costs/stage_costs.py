@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from specbatch.pipeline.policy.costs.balance import NOTHING, Amount, at
-from specbatch.schemas.records import Stage
+from specbatch.schemas.records import CLAIMABLE, Stage
 from specbatch.schemas.timekeeping import JobTime, usd_of
 from specbatch.schemas.usage import (
     NOTHING_USED,
@@ -20,7 +20,6 @@ from specbatch.schemas.usage import (
     cost_by_part,
 )
 
-STAGES = (Stage.INGEST, Stage.PROPOSE, Stage.VERIFY, Stage.RECORD, Stage.PUBLISH)
 DEVICE = "device"
 
 
@@ -57,7 +56,7 @@ class StageCost:
 def stage_costs(times: Iterable[JobTime], usage: Iterable[StageUsage]) -> dict[Stage, StageCost]:
     """By stage, in the order of the stages. Hints were written for rows that others had: they are
     neither kept nor lost."""
-    found = {stage: StageCost() for stage in STAGES}
+    found = {stage: StageCost() for stage in CLAIMABLE}
     for time in times:
         amount = at(time.ticks.total, time.price_microusd)
         lost, pending = _fate(amount.units, time.kept or time.hints, time.in_flight)
@@ -71,9 +70,9 @@ def stage_costs(times: Iterable[JobTime], usage: Iterable[StageUsage]) -> dict[S
 
 def added(costs: Iterable[Mapping[Stage, StageCost]]) -> dict[Stage, StageCost]:
     """The same of several jobs together."""
-    total = {stage: StageCost() for stage in STAGES}
+    total = {stage: StageCost() for stage in CLAIMABLE}
     for cost in costs:
-        total = {stage: total[stage] + cost[stage] for stage in STAGES}
+        total = {stage: total[stage] + cost[stage] for stage in CLAIMABLE}
     return total
 
 

@@ -25,7 +25,6 @@ class DeviceOptions:
 
     name: str = "cpu"  # as torch names it: cpu, cuda, cuda:1
     graphs: bool = True  # record short passes
-    compile: bool = False  # torch.compile, of models that run with `exactness: fast`
 
     @property
     def is_gpu(self) -> bool:

@@ -26,10 +26,14 @@ from specbatch.pipeline.engines.exact.model.loaded_model import (
     choose_kernels,
 )
 from specbatch.pipeline.engines.exact.model.native_model import NotNativeError, lower
-from specbatch.pipeline.engines.exact.model.native_weights import NativeModel, eos_ids, read_native
+from specbatch.pipeline.engines.exact.model.native_weights import NativeModel, read_native
 from specbatch.pipeline.engines.exact.model.quantised import check_weights, quantise
 from specbatch.pipeline.engines.models.dtypes import choose_dtype
-from specbatch.pipeline.engines.models.model_folder import check_again, check_architecture
+from specbatch.pipeline.engines.models.model_folder import (
+    check_again,
+    check_architecture,
+    end_tokens,
+)
 from specbatch.pipeline.engines.state.recovery import engine_error, may_pass, with_type
 from specbatch.schemas.errors import BrokenModelError, MissingExtraError, ModelError, SpecbatchError
 from specbatch.schemas.spec import Weights
@@ -37,7 +41,6 @@ from specbatch.schemas.spec import Weights
 log = logging.getLogger(__name__)
 
 ATTENTION_NAME = "specbatch_paged"
-COMPILED_ATTENTION_NAME = "specbatch_paged_compiled"
 # Their plans in transformers share out the heads of attention; tested with two ranks.
 SHAREABLE = ("gemma2", "gemma3_text", "llama", "mistral", "qwen2", "qwen3")
 # transformers keeps global state while it loads: two threads at once lose each other's weights.
@@ -52,13 +55,12 @@ def load_model(
     native: bool = True,
     kernels: Literal["auto", "torch", "triton"] = "auto",
     weights: Weights = "as-is",
-    compiled: bool = False,
     tensor_parallel: int = 1,
 ) -> LoadedModel:
     """Load a model for the native pass if it can run there and `native`, else for the torch path.
 
-    The choice and its reason are logged. `compiled` is for `fast` models with Triton's kernels, and
-    passes the others by. So many ranks as `tensor_parallel` call this together and share the model.
+    The choice and its reason are logged. So many ranks as `tensor_parallel` call this together and
+    share the model.
     Raises `BrokenModelError` if its files cannot be loaded, `ModelError` if it cannot run as asked,
     `MissingExtraError` if a package is missing, and `EngineError` if a retry may work: memory, the
     storage or the device failed.
@@ -95,10 +97,8 @@ def load_model(
         config = module.config.get_text_config()
         heads = int(config.num_attention_heads)
         kv_heads = int(getattr(config, "num_key_value_heads", None) or heads)
-        ends = eos_ids(getattr(module.generation_config, "eos_token_id", None), module.config)
+        ends = end_tokens(folder.path, getattr(config, "eos_token_id", None))
         num_layers = int(config.num_hidden_layers)
-        if compiled and by == "triton" and exactness == "fast":
-            module = _compiled(module)
         return LoadedModel(
             folder=folder,
             module=module,
@@ -224,16 +224,6 @@ def _detach(module: nn.Module) -> None:
             if key not in own:
                 own[key] = tensor.data.clone()
             tensor.data = own[key]
-
-
-def _compiled(module: Any) -> Any:
-    """Compiled for any number of tokens. Attention is left as it is: it is one kernel already."""
-    from transformers import AttentionInterface
-
-    attention = torch.compiler.disable(_attention, recursive=True)
-    AttentionInterface.register(COMPILED_ATTENTION_NAME, attention)
-    module.set_attn_implementation(COMPILED_ATTENTION_NAME)
-    return torch.compile(module, dynamic=True)
 
 
 def _make_bitwise(module: nn.Module, ref: str, kernels: Kernels) -> RowTiles | None:

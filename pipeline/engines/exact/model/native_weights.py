@@ -29,6 +29,7 @@ from specbatch.pipeline.engines.exact.model.native_model import (
     shape_of,
 )
 from specbatch.pipeline.engines.models.model_check import INDEX, SINGLE
+from specbatch.pipeline.engines.models.model_folder import end_tokens
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ def read_native(folder: ModelFolder, dtype: torch.dtype) -> NativeModel | None:
     except NotAsSavedError as reason:
         log.info("transformers reads the weights of model %s: %s", folder.ref, reason)
         return None
-    return NativeModel(shape, weights, _eos_ids(folder.path, config))
+    return NativeModel(shape, weights, end_tokens(folder.path, config.eos_token_id))
 
 
 def _opened(folder: Path, stack: ExitStack) -> dict[str, Any]:
@@ -142,18 +143,3 @@ class _Weights:
         if tuple(found.shape) != shape or not found.is_floating_point():
             raise NotAsSavedError(f"tensor {name} is {found.dtype} of shape {[*found.shape]}")
         return found.clone() if found.dtype == self._dtype else found.to(self._dtype)
-
-
-def _eos_ids(folder: Path, config: Any) -> frozenset[int]:
-    """A check has read the generation config before."""
-    path = folder / "generation_config.json"
-    eos = json.loads(path.read_text()).get("eos_token_id") if path.exists() else None
-    return eos_ids(eos, config)
-
-
-def eos_ids(generated: Any, config: Any) -> frozenset[int]:
-    """End tokens as the generation config has them, or else the model's config."""
-    eos = config.eos_token_id if generated is None else generated
-    if eos is None:
-        return frozenset()
-    return frozenset([eos] if isinstance(eos, int) else eos)
