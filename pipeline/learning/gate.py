@@ -2,7 +2,8 @@
 
 The prompts are recent ones of the store, held out of trainings where there are such. Each size of
 batch and depth is run in turns with depth 0, so that what the machine does meanwhile falls on both
-alike. Fixed depths are tried, as the depth policy would hide a bad draft model by not asking it.
+alike. Each reads its prompts in full: no run finds the KV of the one before. Fixed depths are
+tried, as the depth policy would hide a bad draft model by not asking it.
 
 Where no drafts pay, a retrained model is refused only if its parent does not draft either: to keep
 the parent would save nothing.
@@ -96,6 +97,7 @@ def try_pair(
         settings.max_batch_tokens,
         settings.kv_cache_bytes,
         device=device,
+        share_prefixes=False,
     )
     with closing(host):
         numeric_class = host.serves().class_of(pair.engine.key)

@@ -12,6 +12,7 @@ from cli.conftest import called_in, write
 
 from specbatch.jobs.cli.connect import load_settings
 from specbatch.pipeline.bootstrap import make_store
+from specbatch.pipeline.engines.exact.host import EngineHost
 from specbatch.pipeline.engines.models.model_folder import inspect_model
 from specbatch.pipeline.learning import datasets, gate
 from specbatch.pipeline.learning.gate import DEPTHS, Measured, judged
@@ -100,6 +101,30 @@ def test_a_pair_is_tried_on_recent_prompts_and_the_verdict_is_kept(
     assert sizes == [(n, depth) for n in (1, 4) for depth in DEPTHS]
     assert judged(found) == (trial["pays"], trial["reason"]), "on prompts that were held out"
     assert trial["reason"] in cli("models", "show", ended).out
+
+
+def test_every_depth_of_every_turn_reads_its_prompts_in_full(
+    cli: Any, tiny_pair: TinyPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else depth 0, whose turn is first, read for all, and drafts that help nothing paid."""
+    hosts: list[EngineHost] = []
+
+    class Kept(EngineHost):
+        def close(self) -> None:
+            hosts.append(self)
+            super().close()
+
+    monkeypatch.setattr(gate, "EngineHost", Kept)
+    monkeypatch.setattr(gate, "TOKENS", 6)
+    write(Path("long.parquet"), [f"def {letter * 80}(x):" for letter in "abcdefgh"])
+    done = cli(*flags(tiny_pair, "long.parquet", "long"))
+    assert done.code == 0, done.err
+    cli("models", "add", "docs", tiny_pair.draft)
+    tried = cli("models", "try", "docs", "--verifier", tiny_pair.verifier)
+    assert tried.code in (0, 3), tried.err
+    ((stats,),) = (host.stats for host in hosts)
+    assert stats.finished > 0
+    assert stats.reused_tokens == 0
 
 
 def test_prompts_that_are_too_long_are_named(

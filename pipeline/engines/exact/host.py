@@ -85,11 +85,13 @@ class EngineHost:
         observer: Observer | None = None,
         drift_every: int = EVERY_STEPS,
         only_job: str | None = None,
+        share_prefixes: bool = True,
     ) -> None:
         """`extra_draft_models` stand beside `proposer`, the main one. `observer` hears what engines
         do, and every `drift_every` steps (0: never) how far a draft model is from the verifier.
         `kv_cache_bytes` of each model; None: what suits the device.
-        `only_job`: no other job is served.
+        `only_job`: no other job is served. `share_prefixes`: a prompt's KV is kept for the next
+        that begins like it.
 
         Raises `UsageError` if two draft models have the same name.
         """
@@ -112,6 +114,7 @@ class EngineHost:
         self._observer = observer
         self._drift_every = drift_every
         self._only_job = only_job
+        self._share_prefixes = share_prefixes
         self._store = knowledge_store  # what earlier engines learned of their machines
         self._services: dict[EngineSpec, EngineService] = {}
         self._switches = ALL_ON
@@ -418,6 +421,7 @@ class EngineHost:
         runner = ModelRunner(
             model,
             share,
+            self._share_prefixes,
             consume=True,
             capture=capture,
             spread=spread,
