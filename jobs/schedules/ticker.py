@@ -242,8 +242,8 @@ class Ticker:
             if not waiting or self._open(schedule):
                 return
             run = self._begin(schedule, waiting[0])
-            if run.state is RunState.QUEUED:  # that failed, and may succeed next time
-                return
+            if run.state is RunState.QUEUED or run == waiting[0]:
+                return  # that failed, and may succeed next time
             yield run
 
     def _without_old(
@@ -291,7 +291,7 @@ class Ticker:
         return self._row(claimed)
 
     def _submit(self, schedule: Schedule, run: ScheduleRun) -> ScheduleRun:
-        """Submit a queued time. Returns its row afterwards."""
+        """Submit a waiting time. Returns its row afterwards."""
         words = f"schedule {schedule.name}, {utc(run.logical_at)}"
         reason = run.reason
         try:
@@ -305,13 +305,14 @@ class Ticker:
         except UsageError as error:
             log.error("%s: not submitted: %s", words, error)
             failed = ScheduleRun(run.schedule, run.logical_at, RunState.FAILED, reason=str(error))
-            return failed if self.store.note_schedule_run(failed, _QUEUED) else self._row(run)
+            return failed if self.store.note_schedule_run(failed, {run.state}) else self._row(run)
         except SpecbatchError as error:
             log.warning("%s: not submitted yet: %s", words, error)
             return run
         done = ScheduleRun(run.schedule, run.logical_at, RunState.SUBMITTED, job_id, reason)
-        # Also from FAILED, if another ticker failed meanwhile: the job exists all the same.
-        if self.store.note_schedule_run(done, replaces=_NOT_SUBMITTED):
+        # Also from FAILED, if another ticker failed meanwhile: the job exists all the same. And from
+        # RUNNING, if the schedule was of another kind when an attempt died.
+        if self.store.note_schedule_run(done, replaces=_NOT_SUBMITTED | {run.state}):
             log.info("%s: job %s submitted", words, job_id)
             return done
         now = self._row(run)

@@ -23,9 +23,10 @@ from specbatch.jobs.schedules.listing import standing
 from specbatch.jobs.schedules.ticker import Ticker
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.ledger.sql.migrate import open_store
-from specbatch.schemas.errors import SpecError, StoreError, UsageError
+from specbatch.schemas.errors import SpecbatchError, SpecError, StoreError, UsageError
 from specbatch.schemas.schedules import RUN_LEASE_SEC, RunState, ScheduleRun
 from specbatch.schemas.settings import Settings
+from specbatch.schemas.spec import JobSpec
 from support.webhooks import receiving
 from support.workers import wait_until
 
@@ -170,6 +171,36 @@ def test_an_interrupt_gives_the_time_back(site: Site, does: list[Does]) -> None:
     assert (given_back.state, given_back.attempts) == (RunState.QUEUED, 0)
     ticker.tick(schedule)
     assert row_of(site, schedule).state is RunState.DONE
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        (None, RunState.SUBMITTED),
+        (UsageError("no such input"), RunState.FAILED),
+        (StoreError("the store is away"), RunState.RUNNING),  # the next check tries again
+    ],
+)
+def test_a_dead_attempt_whose_schedule_is_now_a_job_is_submitted_once(
+    site: Site, error: SpecbatchError | None, state: RunState
+) -> None:
+    ticker = site.ticker()  # its attempts die at once
+    schedule = tried(site, kind="purge")
+    tick(site, ticker, schedule, EVE)
+    tick(site, ticker, schedule, RUN_AT)
+    checked: list[JobSpec] = []
+
+    def check(spec: JobSpec) -> None:
+        assert not checked, "the time is begun again"
+        checked.append(spec)
+        if error is not None:
+            raise error
+
+    site.clock.advance(RUN_LEASE_SEC + 1)
+    job = site.schedule("30 2 * * *", "upkeep")
+    site.ticker(check=check).tick(job)
+    assert row_of(site, job).state is state
+    assert len(site.store.list_jobs()) == (state is RunState.SUBMITTED)
 
 
 def test_of_two_tickers_one_has_the_time_and_a_lost_attempt_writes_nothing(site: Site) -> None:
