@@ -310,8 +310,8 @@ class Ticker:
             log.warning("%s: not submitted yet: %s", words, error)
             return run
         done = ScheduleRun(run.schedule, run.logical_at, RunState.SUBMITTED, job_id, reason)
-        # Also from FAILED, if another ticker failed meanwhile: the job exists all the same. And from
-        # RUNNING, if the schedule was of another kind when an attempt died.
+        # Also from FAILED, if another ticker failed meanwhile: the job exists all the same. And
+        # from RUNNING, if the schedule was of another kind when an attempt died.
         if self.store.note_schedule_run(done, replaces=_NOT_SUBMITTED | {run.state}):
             log.info("%s: job %s submitted", words, job_id)
             return done
