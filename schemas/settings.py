@@ -54,7 +54,12 @@ VLLM: EngineName = "vllm"
 class Settings(BaseSettings):
     """One frozen object; each class gets only the values it needs, never the whole."""
 
-    model_config = SettingsConfigDict(env_prefix="SPECBATCH_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix="SPECBATCH_",
+        frozen=True,
+        extra="ignore",
+        allow_inf_nan=False,  # JSON has neither, and child processes are given these as JSON
+    )
 
     database_url: str = Field(
         default="", description="SQLAlchemy URL; empty means SQLite inside the workspace"

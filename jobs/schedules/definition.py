@@ -120,7 +120,7 @@ _BUILT_IN = frozenset(built_in("", datetime.fromtimestamp(0, UTC)))
 class ScheduleFields(BaseModel):
     """The fields of a schedule file."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     schedule: str | None = Field(
         default=None, pattern=r"^[\w.@+-]{1,100}$", description="its name; default: the file's"

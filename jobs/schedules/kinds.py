@@ -43,7 +43,8 @@ class Outcome(NamedTuple):
 class Options(BaseModel):
     """Fields of `options` in a schedule file."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # An attempt's process is given them as JSON, which has no infinity.
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     def beside(self, _folder: Path) -> Self:
         """With paths that are relative to the file's folder made absolute."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -273,6 +274,11 @@ def test_a_target_that_cannot_be_told_keeps_no_end_from_being_written(
             {"kind": "purge", "job": None, "options": {"tenent": "acme"}},
             "options of kind purge: unknown field `tenent` (did you mean `tenant`?)",
         ),
+        (
+            {"kind": "mismatches", "job": None, "options": {"days": math.inf}},
+            "options of kind mismatches: field `days`: must be a finite number (got inf)",
+        ),
+        ({"grace_sec": math.inf}, "field `grace_sec`: must be a finite number (got inf)"),
     ],
 )
 def test_a_wrong_kind_is_said(write: Write, fields: dict[str, Any], said: str) -> None:
