@@ -323,19 +323,21 @@ Stamp = tuple[int, int]
 class Folder:
     """The schedules of a folder, read again when files change.
 
-    A file that becomes invalid keeps its last valid schedule, and is logged once.
+    A file that becomes invalid keeps its last valid schedule. It is read again each time, because
+    what was wrong may lie outside of it, and a problem is logged once.
     """
 
     path: Path
-    _stamps: dict[Path, Stamp] = field(default_factory=dict)
+    _stamps: dict[Path, Stamp] = field(default_factory=dict)  # of the versions in force
+    _problems: dict[Path, str] = field(default_factory=dict)  # of the versions that are not
     _schedules: dict[Path, Schedule] = field(default_factory=dict)
 
     def schedules(self) -> list[Schedule]:
         """The current schedules; of several with one name the first. Raises `UsageError`."""
         files = schedule_files(self.path)
-        for gone in self._stamps.keys() - set(files):
-            del self._stamps[gone]
-            self._schedules.pop(gone, None)
+        for gone in (self._stamps.keys() | self._problems.keys()) - set(files):
+            for known in (self._stamps, self._problems, self._schedules):
+                known.pop(gone, None)
         for file in files:
             self._refresh(file)
         return list({s.name: s for s in reversed(list(self._schedules.values()))}.values())[::-1]
@@ -347,14 +349,19 @@ class Folder:
             return
         stamp = (found.st_mtime_ns, found.st_size)
         if self._stamps.get(file) == stamp:
+            self._problems.pop(file, None)
             return
-        self._stamps[file] = stamp
         try:
             made = load_schedule(file)
         except UsageError as error:
             goes_on = " (its last valid version stays in force)" if file in self._schedules else ""
-            log.error("%s%s", error, goes_on)
+            problem = f"{error}{goes_on}"
+            if self._problems.get(file) != problem:
+                log.error("%s", problem)
+            self._problems[file] = problem
             return
+        self._problems.pop(file, None)
+        self._stamps[file] = stamp
         for other, schedule in self._schedules.items():
             if schedule.name == made.name and other != file:
                 log.error("%s", _taken(made, schedule))

@@ -199,3 +199,20 @@ def test_files_are_read_again_when_they_change(
     write("c.yaml", schedule="b", cron="4 * * * *")
     assert crons() == {"b": "2 * * * *"}
     assert "'b' is the name of b.yaml too" in caplog.text
+
+
+def test_a_file_that_could_not_be_read_once_is_read_when_it_can_be(
+    write: Write, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, file = Folder(tmp_path), write("a.yaml")
+
+    def no_access(_file: Path, **_how: str) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as unreadable:
+        unreadable.setattr(Path, "read_text", no_access)
+        assert folder.schedules() == folder.schedules() == []
+    assert [record.getMessage() for record in caplog.records] == [
+        f"schedule file {file} cannot be read: permission denied"
+    ]
+    assert [schedule.name for schedule in folder.schedules()] == ["a"]
