@@ -14,12 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from end_to_end.test_drafting import ROWS, Done, Night
+from end_to_end.test_reuse import is_intact
 
 from specbatch.pipeline.engines.contract import Completion, Request
 from specbatch.pipeline.observe.report.page import page
 from specbatch.pipeline.operations.given import Given
 from specbatch.pipeline.operations.report import gather
-from specbatch.pipeline.operations.tools import make_auditor, make_replays
+from specbatch.pipeline.operations.tools import make_replays
 from specbatch.pipeline.outputs.outputs import read_manifest, read_output
 from specbatch.pipeline.outputs.token_table import token_table
 from specbatch.pipeline.policy.costs.balance import job_sheet
@@ -52,16 +53,6 @@ def night(tmp_path: Path) -> Iterator[Night]:
     night = Night(tmp_path)
     yield night
     night.store.close()
-
-
-def is_intact(night: Night, done: Done) -> bool:
-    """By an audit that computes everything again."""
-    auditor = make_auditor(night.settings, night.store)
-    chain = auditor.chain(done.job.job_id)
-    replayed = auditor.replay(chain, 1.0, 0)
-    assert replayed.problem is None
-    assert replayed.sampled == len(done.completions)
-    return not chain.findings and not replayed.findings
 
 
 def counts(done: Done) -> dict[str, int]:

@@ -11,30 +11,21 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from ingest.making import make_spec
+from ingest.opening import opened, refusal, rows
 
 from specbatch.jobs.cli.checks import check_input_here
 from specbatch.pipeline.inputs import columnar
 from specbatch.pipeline.inputs.columnar import ColumnarSource
 from specbatch.pipeline.inputs.columnar_child import sizes_of
-from specbatch.pipeline.inputs.contract import RawRow, Source
 from specbatch.pipeline.inputs.kept import kept_schema
 from specbatch.pipeline.inputs.planner import plan
 from specbatch.pipeline.inputs.sources import open_source
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.errors import InputError
-from specbatch.schemas.records import SourcePosition
 
 pytestmark = pytest.mark.pipeline  # starts processes
 
 KINDS = ["file", "stream"]
-
-
-def opened(uri: str | Path, memory_bytes: int = 768 << 20, **values: Any) -> Source:
-    return open_source(make_spec(uri, input=values).input, Objects(), memory_bytes)
-
-
-def rows(source: Source, start: SourcePosition | None = None) -> list[RawRow]:
-    return [row for batch in source.read(start) for row in batch.rows]
 
 
 def prompts(path: Path, **values: Any) -> list[Any]:
@@ -51,12 +42,6 @@ def write(
     with new(str(path), made.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
         writer.write_table(made, max_chunksize=rows)
     return path
-
-
-def refusal(uri: str | Path, **values: Any) -> str:
-    with pytest.raises(InputError) as caught:
-        opened(uri, **values).check()
-    return str(caught.value)
 
 
 TEXTS = [f"prompt {i}" for i in range(25)]

@@ -11,27 +11,19 @@ from typing import Any
 
 import pytest
 from ingest.making import make_spec
+from ingest.opening import opened, refusal, rows
 from pydantic import ValidationError
 
 from specbatch.jobs.cli.checks import check_input_here
 from specbatch.pipeline.inputs import delimited
-from specbatch.pipeline.inputs.contract import RawRow, Source
 from specbatch.pipeline.inputs.delimited import CsvSource
 from specbatch.pipeline.inputs.kept import kept_schema
 from specbatch.pipeline.inputs.planner import plan
 from specbatch.pipeline.inputs.sources import open_source
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.errors import InputError
-from specbatch.schemas.records import PromptRow, SourcePosition
+from specbatch.schemas.records import PromptRow
 from specbatch.schemas.spec import InputSpec
-
-
-def opened(uri: str | Path, **values: Any) -> Source:
-    return open_source(make_spec(uri, input=values).input, Objects())
-
-
-def rows(source: Source, start: SourcePosition | None = None) -> list[RawRow]:
-    return [row for batch in source.read(start) for row in batch.rows]
 
 
 def prompts(path: Path, **values: Any) -> list[Any]:
@@ -41,12 +33,6 @@ def prompts(path: Path, **values: Any) -> list[Any]:
 def write(path: Path, text: str | bytes) -> Path:
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     return path
-
-
-def refusal(uri: str | Path, **values: Any) -> str:
-    with pytest.raises(InputError) as caught:
-        opened(uri, **values).check()
-    return str(caught.value)
 
 
 # --- what a file may be -------------------------------------------------------------------------

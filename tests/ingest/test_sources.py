@@ -13,28 +13,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from ingest.making import make_spec, write_parquet
+from ingest.opening import opened, refusal
 
 from specbatch.jobs.cli.checks import check_input_here
 from specbatch.pipeline.inputs.contract import RawBatch, RawRow, Source
-from specbatch.pipeline.inputs.sources import open_source
 from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.errors import InputError
 from specbatch.schemas.records import SourcePosition
 
 
-def opened(uri: str | Path, objects: Objects | None = None, **values: Any) -> Source:
-    return open_source(make_spec(uri, input=values).input, objects or Objects())
-
-
 def prompts(source: Source, start: SourcePosition | None = None) -> list[Any]:
     return [row.prompt for batch in source.read(start) for row in batch.rows]
-
-
-def refusal(uri: str | Path, **values: Any) -> str:
-    """The message with which opening and checking an input ends."""
-    with pytest.raises(InputError) as caught:
-        opened(uri, **values).check()
-    return str(caught.value)
 
 
 def write_lines(path: Path, values: list[Any]) -> Path:

@@ -8,11 +8,9 @@ import os
 import stat
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,6 +29,7 @@ from specbatch.pipeline.observe.tracing.job_logs import (
 from specbatch.schemas.days import DAY_SEC
 from specbatch.schemas.file_modes import Access
 from specbatch.schemas.records import Lease, Stage
+from support.in_thread import in_thread
 
 JOB = "0123456789abcdef"
 LEASE = Lease(JOB, 3, Stage.VERIFY, 7, "host:1", 2)
@@ -43,14 +42,6 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     """The job's logs, while this process keeps them as worker `host:1`."""
     with kept_by_job(str(tmp_path), "host:1", 7.0, Access.PRIVATE):
         yield tmp_path / "logs" / JOB
-
-
-def in_thread(*steps: Any) -> None:
-    """What a thread works on stays with it, so each test has threads of its own."""
-    thread = threading.Thread(target=lambda: [step() for step in steps])
-    thread.start()
-    thread.join(30)
-    assert not thread.is_alive()
 
 
 def work_on_it() -> None:

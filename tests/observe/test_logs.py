@@ -23,6 +23,7 @@ from specbatch.pipeline.observe.tracing.context import (
 from specbatch.pipeline.observe.tracing.logs import JsonFormatter
 from specbatch.schemas import masking
 from specbatch.schemas.records import Lease, Stage
+from support.in_thread import in_thread
 from support.workers import BIN
 
 JOB = "0123456789abcdef"
@@ -55,14 +56,6 @@ def lines() -> Iterator[Lines]:
 
 
 log = logging.getLogger("specbatch.tests.json")
-
-
-def in_thread(*steps: Any) -> None:
-    """Ids are a thread's own; a test's thread may have some of another test."""
-    thread = threading.Thread(target=lambda: [step() for step in steps])
-    thread.start()
-    thread.join(30)
-    assert not thread.is_alive()
 
 
 def test_a_line_has_the_ids_of_its_attempt(lines: Lines) -> None:
