@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from specbatch.schemas.records import CompletionRecord, JobState
+from specbatch.schemas.records import CompletionRecord, JobState, Prompts
 
 FIRST = bytes(32)  # what the first entry of a chain follows
 
@@ -97,11 +97,22 @@ class KeptCompletion:
     lacks_key: bool = False  # it cannot be read with the keys that are here
 
 
+@dataclass(frozen=True, slots=True)
+class KeptGroup:
+    """A group as the store has it: its prompts, and how it ended if it has."""
+
+    index: int
+    prompts: Prompts
+    stage: str
+    last_error: str | None = None
+    lacks_key: bool = False  # its error cannot be read with the keys that are here
+
+
 class FindingKind(StrEnum):
     """What kind of record differs from what it should be."""
 
     ENTRY = "entry"  # of the log: changed, missing, or not written by specbatch
-    JOB = "job"  # a job's row is not what its log says: the order, or an action
+    JOB = "job"  # the order, an action, or how a group ended is not what the log says
     PROMPTS = "prompts"  # a group has other prompts than those that were planned
     REJECTED = "rejected"  # a quarantined row is changed, missing or added
     COMPLETION = "completion"  # changed, missing or added

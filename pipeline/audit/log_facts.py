@@ -14,7 +14,7 @@ import orjson
 
 from specbatch.pipeline.audit.digests import entry_hash
 from specbatch.schemas.audit import EMPTY, EntryKind, Finding, FindingKind, Head, LogEntry
-from specbatch.schemas.records import JobState
+from specbatch.schemas.records import JobState, Stage
 
 # Columns of a job's row that are pinned after submission.
 LATER_PINNED = ("numeric_class", "model_fingerprint", "model_parts", "proposer_fingerprint")
@@ -26,6 +26,16 @@ _SPOILT = (
     *(ValueError, TypeError, KeyError, IndexError),
     *(AttributeError, OverflowError, struct_error),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class GroupEnd:
+    """How a group ended."""
+
+    stage: Stage
+    number: int  # of the entry
+    rows: int = 0  # of one that failed …
+    error_sha256: str | None = None  # … and of why
 
 
 @dataclass
@@ -47,6 +57,7 @@ class LogFacts:
     completed: list[tuple[Key, int]] = field(default_factory=list)
     with_rejected: list[int] = field(default_factory=list)
     prompts: dict[int, tuple[str, int]] = field(default_factory=dict)  # group → sha256, rows
+    ends: dict[int, GroupEnd] = field(default_factory=dict)  # by group, of those at their end
     purges: list[tuple[int, Any]] = field(default_factory=list)  # number, rows
     lacks: bool = False  # an entry is missing or cannot be believed
 
@@ -124,6 +135,11 @@ class LogFacts:
             if said["completions"]:
                 row, sample, _ = said["completions"][0]
                 self.completed.append(((row, sample), number))
+            to = Stage.DONE if kind is EntryKind.GROUP else Stage.CANCELLED
+            self.ends[said["index"]] = GroupEnd(to, number)
+        elif kind is EntryKind.LOST:
+            why = said["error_sha256"]
+            self.ends[said["index"]] = GroupEnd(Stage.FAILED, number, said["rows"], why)
         elif kind in _STOPS:
             reason = self.expected.get("stop_reason") or said["reason"]
             self.expected |= {"cancel_requested": True, "stop_reason": reason}
@@ -131,6 +147,7 @@ class LogFacts:
             self.expected |= {name: said[name] for name in ("deadline_at", "budget_usd")}
             self.expected |= {name: said[name] for name in LATER_PINNED if name in said}
             self.expected |= {"cancel_requested": False, "stop_reason": None}
+            self._go_on(said["quarantined"])
             self._reopen()
         elif kind is EntryKind.REVIEWED:
             self._reopen()
@@ -145,6 +162,16 @@ class LogFacts:
             self.purges.append((number, said.get("rows")))
             # Earlier versions did not say whether the output was deleted with the texts.
             self.output_purged |= bool(said.get("output", said.get("rows") is None))
+
+    def _go_on(self, quarantined: bool) -> None:
+        """The groups that a retry takes up are no longer at their end."""
+        for index, end in list(self.ends.items()):
+            if quarantined:
+                again = end.stage is Stage.FAILED and end.rows == 1
+            else:
+                again = end.stage is not Stage.DONE
+            if again:
+                del self.ends[index]
 
     def _reopen(self) -> None:
         """The job will be published again."""
@@ -172,6 +199,11 @@ class LogFacts:
             later > number and (rows is None or any(first <= row <= last for first, last in rows))
             for later, rows in self.purges
         )
+
+    @property
+    def texts_purged(self) -> bool:
+        """Whether a purge emptied the texts of the job and of its groups."""
+        return any(rows is None for _, rows in self.purges)
 
     def is_open(self) -> bool | None:
         """Whether the job is still open; None if the log does not say."""

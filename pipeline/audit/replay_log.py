@@ -1,4 +1,4 @@
-"""Compares a job with its log: order, actions, prompts, rejected rows, completions.
+"""Compares a job with its log: order, actions, groups, rejected rows, completions.
 
 Log and completions are streamed, and findings name what differs. Only the chain is trusted. Someone
 who rewrote all of it, the job's row included, is found by the manifest, which is stored elsewhere.
@@ -17,12 +17,19 @@ from typing import Any
 
 from specbatch.pipeline.audit.digests import chained, content_digest, facts_digest, rejected_digest
 from specbatch.pipeline.audit.entries import PINNED, sha256_of
-from specbatch.pipeline.audit.log_facts import LATER_PINNED, Key, LogFacts, believed, is_final
-from specbatch.schemas.audit import Finding, FindingKind, KeptCompletion, LogEntry
+from specbatch.pipeline.audit.log_facts import (
+    LATER_PINNED,
+    GroupEnd,
+    Key,
+    LogFacts,
+    believed,
+    is_final,
+)
+from specbatch.schemas.audit import Finding, FindingKind, KeptCompletion, KeptGroup, LogEntry
 from specbatch.schemas.earlier_specs import differences
 from specbatch.schemas.encryption import SETTING
 from specbatch.schemas.months import month_of
-from specbatch.schemas.records import FIRST_SPLIT_INDEX, CompletionRecord, Prompts, RejectedRow
+from specbatch.schemas.records import FIRST_SPLIT_INDEX, CompletionRecord, RejectedRow, Stage
 
 EntryAt = Callable[[int], LogEntry | None]
 Placed = tuple[Key, int, str, int]  # (row, sample), entry, digest, group
@@ -96,12 +103,14 @@ class Checker:
             yield _job("the error with which the job ended was changed")
 
     # --- prompts ----------------------------------------------------------------------------
-    def groups(self, groups: Iterable[tuple[int, Prompts]]) -> Iterator[Finding]:
-        """The prompts of groups: those that were planned, each once."""
+    def groups(self, groups: Iterable[KeptGroup]) -> Iterator[Finding]:
+        """The prompts of groups: those that were planned, each once; and how each group ended."""
         planned, found = self.log.prompts, set[int]()
         rows: Counter[str] = Counter()
         known = {sha256 for sha256, _ in planned.values()}
-        for index, prompts in groups:
+        for one in groups:
+            yield from self._ended(one)
+            index, prompts = one.index, one.prompts
             sha256 = prompts.artefact.sha256
             rows[sha256] += prompts.rows
             found.add(index)
@@ -126,6 +135,25 @@ class Checker:
                     f"the prompts of group {index} are {count} rows, but its parts in the store "
                     f"have {rows[sha256]}"
                 )
+
+    def _ended(self, group: KeptGroup) -> Iterator[Finding]:
+        """Of a job that has ended: how this group did."""
+        if self.log.lacks or self.log.is_open() is not False:
+            return
+        name, end = f"group {group.index}", self.log.ends.get(group.index)
+        if end is None:
+            if group.stage != Stage.CANCELLED and not self.log.adopted:
+                yield _job(f"{name} is {group.stage}, but no entry of the log says so")
+        elif group.stage != end.stage:
+            said = f"but by entry {end.number} of the log it is {end.stage}"
+            yield _job(f"{name} is {group.stage}, {said}", end.number)
+        elif end.stage is not Stage.CANCELLED and not self._fits_error(group, end):
+            yield _job(f"the error of {name} {_KEYLESS if group.lacks_key else 'was changed'}")
+
+    def _fits_error(self, group: KeptGroup, end: GroupEnd) -> bool:
+        if group.last_error is None and self.log.texts_purged:
+            return True
+        return sha256_of(group.last_error) == end.error_sha256
 
     # --- rejected rows ----------------------------------------------------------------------
     def rejected(self, rows: Iterable[RejectedRow]) -> Iterator[Finding]:
@@ -290,8 +318,8 @@ def _is_empty(record: CompletionRecord) -> bool:
     return not record.token_ids and not record.text
 
 
-def _job(what: str) -> Finding:
-    return Finding(FindingKind.JOB, what)
+def _job(what: str, number: int | None = None) -> Finding:
+    return Finding(FindingKind.JOB, what, number=number)
 
 
 def _prompts(what: str) -> Finding:

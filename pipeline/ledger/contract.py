@@ -44,6 +44,7 @@ from specbatch.schemas.audit import (
     EntryKind,
     Head,
     KeptCompletion,
+    KeptGroup,
     LogEntry,
     PublishedManifest,
 )
@@ -725,8 +726,8 @@ class Store(Serving, Budgeting, Earlier, Placing, Staging, Protocol):
     def kept_one(self, job_id: str, row: int, sample: int) -> KeptCompletion | None:
         """One of these completions; None when there is none."""
 
-    def groups(self, job_id: str) -> Iterator[tuple[int, Prompts]]:
-        """All groups by index, with the place of their prompts."""
+    def groups(self, job_id: str) -> Iterator[KeptGroup]:
+        """All groups by index, with the place of their prompts and how they ended."""
 
     def accounts(self, job_id: str) -> AccountRows:
         """A job's figures, device time and decisions, read without trust.

@@ -64,7 +64,7 @@ class Coverage:
         yield self._with_log("order and actions", "the job's row, compared with the log", Part.JOB)
         yield self._with_log(
             "which prompts and quarantined rows",
-            "compared with the log",
+            "compared with the log" + self._groups_ends,
             *(Part.GROUPS, Part.REJECTED),
         )
         yield self._completions()
@@ -96,6 +96,11 @@ class Coverage:
     @property
     def _last(self) -> int:
         return max(self.facts.hashes, default=0)
+
+    @property
+    def _groups_ends(self) -> str:
+        is_told = self.facts.is_open() is False and not self.facts.lacks
+        return ", as is how each group ended" if is_told else ""
 
     def _with_log(self, what: str, how: str, *parts: Part) -> Covered:
         """A row about parts of the store that an audit compares with the log."""

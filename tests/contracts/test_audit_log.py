@@ -146,7 +146,7 @@ def test_a_group_that_is_given_up_is_told(store: Store, clock: Clock) -> None:
 def test_groups_that_are_cut_have_the_prompts_that_were_planned(store: Store) -> None:
     ingest(store, groups=2)
     store.split_group(claim(store, 0).lease, 1)
-    assert [index for index, _ in store.groups(JOB)] == [0, 1, 1 << 24]
+    assert [group.index for group in store.groups(JOB)] == [0, 1, 1 << 24]
     assert told(store) == []
 
 

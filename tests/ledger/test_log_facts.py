@@ -34,7 +34,7 @@ def read(entries: Sequence[LogEntry], head: Head | None = None) -> tuple[LogFact
 
 
 def group(row: int) -> tuple[EntryKind, dict[str, Any]]:
-    return EntryKind.GROUP, {"completions": [[row, 0, "d" * 64]]}
+    return EntryKind.GROUP, {"index": row, "completions": [[row, 0, "d" * 64]]}
 
 
 def test_a_whole_log_lacks_nothing() -> None:
@@ -126,7 +126,7 @@ def test_what_specbatch_would_not_write_is_not_believed(said: Any) -> None:
 
 def test_a_stop_keeps_its_first_reason_and_a_retry_takes_it_back() -> None:
     entries = log(BEGUN, STOPPED, (EntryKind.CANCELLED, {"reason": "cancelled"}), FAILED,
-                  (EntryKind.RETRIED, LIMITS))  # fmt: skip
+                  (EntryKind.RETRIED, {"quarantined": False, "units": 1, **LIMITS}))  # fmt: skip
     stopped, _ = read(entries[:3])
     assert stopped.expected["cancel_requested"] is True
     assert stopped.expected["stop_reason"] == "its budget was spent"

@@ -14,7 +14,7 @@ from specbatch.pipeline.audit import entries
 from specbatch.pipeline.audit.digests import content_digest
 from specbatch.pipeline.audit.log_facts import LogFacts
 from specbatch.pipeline.audit.replay_log import Checker
-from specbatch.schemas.audit import EMPTY, EntryKind, Finding, KeptCompletion, LogEntry
+from specbatch.schemas.audit import EMPTY, EntryKind, Finding, KeptCompletion, KeptGroup, LogEntry
 from specbatch.schemas.months import month_of
 from specbatch.schemas.records import (
     FIRST_SPLIT_INDEX,
@@ -22,6 +22,7 @@ from specbatch.schemas.records import (
     CompletionRecord,
     Prompts,
     RejectedRow,
+    Stage,
 )
 
 MADE_AT = 1_790_000_000.0
@@ -161,8 +162,9 @@ def planned(*rows: int) -> Said:
     return EntryKind.PLANNED, entries.planned(groups, [])
 
 
-def part(index: int, of: int, start: int, rows: int) -> tuple[int, Prompts]:
-    return index, Prompts(Artefact("file:///p", f"{of}" * 64, 1), start, rows)
+def part(index: int, of: int, start: int, rows: int) -> KeptGroup:
+    prompts = Prompts(Artefact("file:///p", f"{of}" * 64, 1), start, rows)
+    return KeptGroup(index, prompts, Stage.VERIFY)
 
 
 def test_groups_and_their_parts_have_the_prompts_that_were_planned() -> None:
@@ -190,6 +192,69 @@ def test_groups_that_are_older_than_the_log_are_no_fault() -> None:
     adopted = checker(begun=EntryKind.ADOPTED)
     there = [part(0, 0, 0, 4), part(FIRST_SPLIT_INDEX, 0, 2, 2)]
     assert list(adopted.groups(there)) == []
+
+
+# --- how groups ended ---------------------------------------------------------------------------
+LOST = (EntryKind.LOST, entries.lost(0, 4, "it broke"))
+DONE = (EntryKind.GROUP, entries.completed(0, 1, []))
+KEPT = (EntryKind.KEPT, entries.completed(0, 1, []))
+AGAIN = (EntryKind.RETRIED, entries.retried(False, 1, None, None))
+ONE_ROW_AGAIN = (EntryKind.RETRIED, entries.retried(True, 1, None, None))
+ENDED = (EntryKind.PUBLISHED, entries.ended("partial", None))
+PURGED = (EntryKind.PURGED, {"rows": None, "why": "it is old", "output": False})
+
+
+def ends(*log: Said, stage: Stage, error: str | None = None, **more: Any) -> list[str]:
+    """What is found of a group that ended so, beside these entries."""
+    group = replace(part(0, 0, 0, 4), stage=stage, last_error=error, **more)
+    return words(list(checker(planned(4), *log).groups([group])))
+
+
+@pytest.mark.parametrize(
+    ("log", "stage", "error"),
+    [
+        ((DONE, ENDED), Stage.DONE, None),
+        ((LOST, ENDED), Stage.FAILED, "it broke"),
+        ((LOST, ENDED, PURGED), Stage.FAILED, None),
+        ((KEPT, ENDED), Stage.CANCELLED, "the job ended"),
+        ((ENDED,), Stage.CANCELLED, None),
+        ((LOST, ENDED, AGAIN, DONE, ENDED), Stage.DONE, None),
+        ((LOST, ENDED, AGAIN, ENDED), Stage.CANCELLED, "the job ended"),
+        ((LOST, ENDED, ONE_ROW_AGAIN, ENDED), Stage.FAILED, "it broke"),
+        ((LOST, ENDED, AGAIN), Stage.RECORD, None),
+    ],
+)
+def test_a_group_that_ended_as_the_log_says_is_no_fault(
+    log: tuple[Said, ...], stage: Stage, error: str | None
+) -> None:
+    assert ends(*log, stage=stage, error=error) == []
+
+
+@pytest.mark.parametrize(
+    ("log", "stage", "error", "said"),
+    [
+        ((DONE, ENDED), Stage.FAILED, "forged",
+         "group 0 is failed, but by entry 3 of the log it is done"),
+        ((DONE, ENDED), Stage.DONE, "forged", "the error of group 0 was changed"),
+        ((LOST, ENDED), Stage.DONE, None,
+         "group 0 is done, but by entry 3 of the log it is failed"),
+        ((LOST, ENDED), Stage.FAILED, "forged", "the error of group 0 was changed"),
+        ((LOST, ENDED), Stage.FAILED, None, "the error of group 0 was changed"),
+        ((LOST, ENDED, PURGED), Stage.FAILED, "forged", "the error of group 0 was changed"),
+        ((KEPT, ENDED), Stage.DONE, None,
+         "group 0 is done, but by entry 3 of the log it is cancelled"),
+        ((ENDED,), Stage.FAILED, "forged", "group 0 is failed, but no entry of the log says so"),
+    ],
+)  # fmt: skip
+def test_a_group_that_did_not_end_so_is_named(
+    log: tuple[Said, ...], stage: Stage, error: str | None, said: str
+) -> None:
+    assert ends(*log, stage=stage, error=error) == [said]
+
+
+def test_an_error_under_a_key_that_is_not_here_is_not_called_changed() -> None:
+    (said,) = ends(LOST, ENDED, stage=Stage.FAILED, error="[encrypted]", lacks_key=True)
+    assert said.startswith("the error of group 0 was written with a key that is not among those")
 
 
 # --- rejected rows ------------------------------------------------------------------------------

@@ -390,7 +390,8 @@ class StoreLives(RuleBasedStateMachine):
     @invariant()
     def every_row_is_in_exactly_one_group(self) -> None:
         rows: list[int] = []
-        for index, prompts in self.store.groups(self.job):
+        for group in self.store.groups(self.job):
+            index, prompts = group.index, group.prompts
             file = int(prompts.artefact.uri.split("-")[-1].removesuffix(".arrow"))
             first = ROWS * file + prompts.row_start
             mine = range(first, first + prompts.rows)

@@ -462,6 +462,22 @@ def test_prompts_that_are_not_those_that_were_planned_are_found(
     assert any("its parts in the store have" in word for word in told(store))
 
 
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"stage": "failed", "last_error": "forged"},
+         "group 1 is failed, but by entry 10 of the log it is done"),
+        ({"last_error": "forged"}, "the error of group 1 was changed"),
+    ],
+)  # fmt: skip
+def test_a_group_that_ended_otherwise_is_found(
+    store: SqlStore, thief: Thief, values: dict[str, Any], said: str
+) -> None:
+    row = thief.read(GROUPS, GROUPS.c.job_id == JOB)[1]
+    thief.change(GROUPS, row, **values)
+    assert told(store) == [said]
+
+
 # --- what is no tampering -------------------------------------------------------------------
 
 

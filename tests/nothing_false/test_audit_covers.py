@@ -475,6 +475,13 @@ def test_device_time_and_money_that_were_changed_are_named(
     assert (code, INTACT in said) == (3, False), said
 
 
+def test_a_group_that_is_said_to_have_failed_is_named(jobs: Jobs, place: Place) -> None:
+    place.sql("UPDATE groups SET stage = 'failed', last_error = 'forged' WHERE group_index = 0")
+    code, said = place.audit(jobs.plain)
+    assert (code, INTACT in said) == (3, False), said
+    assert "job: group 0 is failed, but by entry" in said
+
+
 def test_device_time_of_completions_is_in_the_log(jobs: Jobs, place: Place) -> None:
     place.sql(
         f"UPDATE completions SET verify_ticks = verify_ticks * 10 WHERE job_id = '{jobs.plain}'"

@@ -46,12 +46,13 @@ from specbatch.schemas.audit import (
     FindingKind,
     Head,
     KeptCompletion,
+    KeptGroup,
     LogEntry,
 )
 from specbatch.schemas.audit_tables import Audit, AuditFinding, AuditLog
 from specbatch.schemas.encryption import is_encrypted_text, no_key
 from specbatch.schemas.errors import JobNotFoundError, StoreError, UnknownKeyError
-from specbatch.schemas.records import CompletionRecord, Prompts
+from specbatch.schemas.records import CompletionRecord
 from specbatch.schemas.tables import (
     Completion,
     Decision,
@@ -268,12 +269,15 @@ def kept_one(database: Transactions, job_id: str, row: int, sample: int) -> Kept
     return KeptCompletion(row, sample, one.group_index, one.digest, readable_record(one), one.month)
 
 
-def groups(database: Transactions, job_id: str, batch: int = 1000) -> Iterator[tuple[int, Prompts]]:
+def groups(database: Transactions, job_id: str, batch: int = 1000) -> Iterator[KeptGroup]:
     """All groups by index."""
-    query = select(Group.group_index, *PROMPTS).where(Group.job_id == job_id)
+    columns = (Group.group_index, *PROMPTS, Group.stage, Group.last_error)
+    query = select(*columns).where(Group.job_id == job_id)
     for rows in database.pages(query, (Group.group_index,), batch):
         for row in rows:
-            yield row.group_index, mapper.prompts(row)
+            index, error = row.group_index, row.last_error
+            lacks_key = error == SHOWN_WITHOUT_KEY
+            yield KeptGroup(index, mapper.prompts(row), row.stage, error, lacks_key)
 
 
 # --- audits ---------------------------------------------------------------------------------
