@@ -20,6 +20,7 @@ from specbatch.jobs.cli.console import err, out, remark, say, say_json
 from specbatch.jobs.cli.cost import cost_of
 from specbatch.jobs.cli.outcome import ROWS_COUNT
 from specbatch.pipeline.bootstrap import make_store, priced_device
+from specbatch.pipeline.inputs.token_bounds import longest_sample, most_tries
 from specbatch.pipeline.observe.units import plural
 from specbatch.pipeline.policy.costs.forecast import Forecast, PastJob, Range, forecast
 from specbatch.pipeline.policy.costs.job_costs import JobCost
@@ -68,7 +69,8 @@ class Plan:
     groups: int = 0
     prompt_tokens: int = 0
     longest_prompt_tokens: int = 0
-    max_completion_tokens: int = 0
+    max_completion_tokens: int = 0  # of the output
+    max_sampled_tokens: int = 0  # with those of malformed outputs, which are sampled again
     quarantined: dict[str, int] = field(default_factory=dict)
     examples: dict[str, list[str]] = field(default_factory=dict)
     first_prompts: list[FirstPrompt] = field(default_factory=list)
@@ -93,7 +95,7 @@ def show_plan(settings: Settings, spec: JobSpec, tokens_per_sec: float | None, j
     _learn_from_earlier_jobs(plan, settings, spec)
     if tokens_per_sec is not None:
         plan.tokens_per_sec, plan.speed_from = tokens_per_sec, "as --tokens-per-sec says"
-    plan.estimated_sec = plan.max_completion_tokens / plan.tokens_per_sec
+    plan.estimated_sec = plan.max_sampled_tokens / plan.tokens_per_sec
     price_usd = priced_device(settings).price_microusd / MICROUSD_PER_USD
     plan.estimated_cost_usd = device_usd(plan.estimated_sec, price_usd)
     if json:
@@ -107,7 +109,7 @@ def make_plan(checked: Checked, spec: JobSpec, privacy: Privacy = NOBODY_PRIVATE
     total = Plan()
     with err.status("reading the input ...") as status:
         for group in checked.groups():
-            _count(total, group, spec.sampling.max_tokens, checked.context_tokens)
+            _count(total, group, spec, checked.context_tokens)
             if spec.input.is_templated:
                 more = group.rows[: EXAMPLES - len(total.first_prompts)]
                 total.first_prompts += [_shown(row, checked, privacy) for row in more]
@@ -124,18 +126,19 @@ def _shown(row: PromptRow, checked: Checked, privacy: Privacy) -> FirstPrompt:
     return FirstPrompt(row.row_index, kept(row.row_id), tokens, text[:_MOST_CHARS])
 
 
-def _count(total: Plan, group: Any, max_tokens: int, context_tokens: int) -> None:
+def _count(total: Plan, group: Any, spec: JobSpec, context_tokens: int) -> None:
     total.rows = group.next_row
     total.groups += bool(group.rows)
     total.prompts += len(group.rows)
     total.rows_failed += len(group.rejected)
     for row in group.rows:
         tokens = len(row.prompt_ids)
-        most = min(row.overrides.get("max_tokens", max_tokens), context_tokens - tokens)
+        most = row.n * min(longest_sample(spec, row), context_tokens - tokens)
         total.completions += row.n
         total.prompt_tokens += tokens
         total.longest_prompt_tokens = max(total.longest_prompt_tokens, tokens)
-        total.max_completion_tokens += row.n * most
+        total.max_completion_tokens += most
+        total.max_sampled_tokens += most * most_tries(spec, row)
     for bad in group.rejected:
         total.quarantined[bad.code] = total.quarantined.get(bad.code, 0) + 1
         shown = total.examples.setdefault(bad.code, [])
@@ -193,6 +196,7 @@ def _print(plan: Plan, spec: JobSpec) -> None:
         ("completions", f"{plan.completions:,}"),
         ("prompt tokens", f"{plan.prompt_tokens:,} (longest {plan.longest_prompt_tokens:,})"),
         ("completion tokens, at most", f"{plan.max_completion_tokens:,}"),
+        *_sampled_again(plan),
         ("speed", speed),
         ("time, at most", f"{plan.estimated_sec:,.0f} s of one device"),
         ("cost, at most", f"${plan.estimated_cost_usd:.6f}"),
@@ -210,6 +214,12 @@ def _print(plan: Plan, spec: JobSpec) -> None:
             say(f"    {example}")
     if plan.quarantined:
         say(f"    {ROWS_COUNT}")
+
+
+def _sampled_again(plan: Plan) -> list[tuple[str, str]]:
+    if plan.max_sampled_tokens == plan.max_completion_tokens:
+        return []
+    return [("… with all retries", f"{plan.max_sampled_tokens:,}")]
 
 
 def _line_of(prompt: FirstPrompt) -> str:

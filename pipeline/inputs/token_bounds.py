@@ -1,4 +1,4 @@
-"""How many tokens a job's rows can take: what tenants' budgets are checked with."""
+"""How many tokens a job's rows can take: what tenants' budgets and plans are checked with."""
 
 from __future__ import annotations
 
@@ -12,8 +12,19 @@ _LEAST = 2  # of a row: a token of a prompt and one of an output
 
 def most_tokens(spec: JobSpec, row: PromptRow) -> int:
     """The most that a row's samples can have, prompts and what is continued included."""
+    return row.n * (len(row.prompt_ids) + longest_sample(spec, row))
+
+
+def longest_sample(spec: JobSpec, row: PromptRow) -> int:
+    """The most tokens that a sample of a row is given, what is continued included."""
     own: int = row.overrides.get("max_tokens", spec.sampling.max_tokens)
-    return row.n * (len(row.prompt_ids) + max(own, spec.output.malformed.max_tokens or 0))
+    return max(own, spec.output.malformed.max_tokens or 0)
+
+
+def most_tries(spec: JobSpec, row: PromptRow) -> int:
+    """How often a sample of a row can be written. The tokens of one try count; all take time."""
+    is_greedy = row.overrides.get("temperature", spec.sampling.temperature) == 0
+    return 1 if is_greedy else 1 + spec.output.malformed.retries
 
 
 def least_tokens(spec: JobSpec, rows: int) -> LeastTokens:
