@@ -25,6 +25,7 @@ from specbatch.schemas.masking import MASK, mask_url, remember, remember_secrets
 from specbatch.schemas.placement import DEFAULT_POOL, REGION
 from specbatch.schemas.privacy import PrivacyMode
 from specbatch.schemas.schemes import why_not_writable
+from specbatch.schemas.sqlite_urls import url_of_file
 from specbatch.schemas.usage import PRICE_NAMES
 
 PRICED = rf"^([^/]+/[^/]+/(on-demand|reserved|spot)|{'|'.join(PRICE_NAMES)})$"
@@ -369,7 +370,7 @@ class Settings(BaseSettings):
         if self.database_url:
             return self.database_url
         root = Path.cwd() / "specbatch-data" if "://" in self.workspace else Path(self.workspace)
-        return f"sqlite:///{root / 'specbatch.db'}"
+        return url_of_file(root / "specbatch.db")
 
     @property
     def masked(self) -> dict[str, object]:

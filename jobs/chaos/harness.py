@@ -44,6 +44,7 @@ from specbatch.pipeline.storage.objects import Objects
 from specbatch.schemas.numeric_class import Pinned
 from specbatch.schemas.records import JobRow, JobState
 from specbatch.schemas.settings import VLLM, Settings
+from specbatch.schemas.sqlite_urls import url_of_file
 from specbatch.schemas.timekeeping import LEASES_OF_SILENCE
 from specbatch.workers.app import make_app, make_enqueue
 from specbatch.workers.lifecycle import queue_names
@@ -334,7 +335,7 @@ def site(
     home = ""
     settings = Settings(
         broker_url=broker_url,
-        database_url=database_url or f"sqlite:///{folder / 'specbatch.db'}",
+        database_url=database_url or url_of_file(folder / "specbatch.db"),
         workspace=workspace or str(folder / "work"),
         s3_endpoint_url=workers_s3_url or s3_endpoint_url,
         lease_sec=LEASE_SEC[engine],

@@ -10,6 +10,7 @@ from contextlib import closing, suppress
 from urllib.parse import quote
 
 from specbatch.schemas.errors import SpecbatchError
+from specbatch.schemas.sqlite_urls import file_of_url
 from specbatch.schemas.visible import one_line
 
 MOST_JOBS = 50  # newest first
@@ -30,12 +31,12 @@ def jobs_beginning(incomplete: str) -> list[tuple[str, str]]:
 
 
 def _newest() -> list[tuple[str, str, str]]:
-    from specbatch.jobs.cli.stores import SQLITE_FILE, found_settings
+    from specbatch.jobs.cli.stores import found_settings
 
-    url = found_settings().store_url
-    if not url.startswith(SQLITE_FILE):
+    file = file_of_url(found_settings().store_url)
+    if file is None:
         return []
-    uri = f"file:{quote(url.removeprefix(SQLITE_FILE))}?mode=ro"
+    uri = f"file:{quote(str(file))}?mode=ro"
     with closing(sqlite3.connect(uri, uri=True, timeout=_WAIT_SEC)) as database:
         return database.execute(
             "SELECT job_id, name, state FROM jobs ORDER BY created_at DESC LIMIT ?", (MOST_JOBS,)

@@ -42,6 +42,7 @@ from specbatch.schemas.provenance import TimeKind
 from specbatch.schemas.records import CompletionRecord, JobRow, JobState
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec
+from specbatch.schemas.sqlite_urls import url_of_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -164,7 +165,7 @@ def demo_settings(folder: Path) -> Settings:
     """Everything inside the folder, whatever the environment says."""
     return load_settings(
         workspace=str(folder / "work"),
-        database_url=f"sqlite:///{folder / 'specbatch.db'}",
+        database_url=url_of_file(folder / "specbatch.db"),
         broker_url="memory://",
         max_concurrent_sequences=AT_ONCE,
     )

@@ -32,6 +32,7 @@ from specbatch.schemas.provenance import TimeKind
 from specbatch.schemas.records import JobState, PromptRow
 from specbatch.schemas.settings import Settings
 from specbatch.schemas.spec import JobSpec
+from specbatch.schemas.sqlite_urls import file_of_url
 from specbatch.schemas.table_spec import LAST
 from specbatch.schemas.visible import one_line
 
@@ -151,8 +152,8 @@ def _learn_from_earlier_jobs(plan: Plan, settings: Settings, spec: JobSpec) -> N
 
     A plan needs no store, and a dry run must not make a database.
     """
-    scheme, _, path = settings.store_url.partition(":///")
-    if scheme.startswith("sqlite") and not Path(path).is_file():
+    file = file_of_url(settings.store_url)
+    if file is not None and not file.is_file():
         return
     with suppress(SpecbatchError), closing(make_store(settings)) as store:
         done = store.list_jobs(LOOKED_AT, JobState.DONE)

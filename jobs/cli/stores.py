@@ -10,9 +10,9 @@ from pathlib import Path
 from specbatch.jobs.cli.connect import load_settings
 from specbatch.jobs.cli.console import remark
 from specbatch.schemas.settings import Settings
+from specbatch.schemas.sqlite_urls import file_of_url, url_of_file
 
 NAME = "specbatch.db"
-SQLITE_FILE = "sqlite:///"
 DEMO = ".specbatch-demo"  # a file in each folder that the demo made
 
 
@@ -24,13 +24,13 @@ def found_settings(always_say: bool = False) -> Settings:
     settings = load_settings()
     if is_named(settings):
         return settings
-    default = Path(settings.store_url.removeprefix(SQLITE_FILE))
-    other = None if default.exists() else other_store(Path.cwd())
+    file = file_of_url(settings.store_url)
+    other = None if file is None or file.exists() else other_store(Path.cwd())
     if other is not None:
-        store, workspace = other
-        settings = load_settings(database_url=f"{SQLITE_FILE}{store}", workspace=str(workspace))
+        file, workspace = other
+        settings = load_settings(database_url=url_of_file(file), workspace=str(workspace))
     if other is not None or always_say:
-        remark(f"store: {settings.store_url.removeprefix(SQLITE_FILE)}")
+        remark(f"store: {file}")
     return settings
 
 

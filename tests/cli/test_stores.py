@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cli.test_results import in_store
-from ledger.builders import JOB
+from ledger.builders import JOB, new_job
 
+from specbatch.jobs.cli.completing import jobs_beginning
 from specbatch.jobs.cli.stores import DEMO, other_store
+from specbatch.pipeline.bootstrap import make_store
+from specbatch.schemas.settings import Settings
 from support.databases import migrated
 
 
@@ -46,6 +50,22 @@ def test_jobs_says_which_store_it_reads_unless_it_was_named(
     (folder / "settings.toml").write_text(f'workspace = "{folder / "specbatch-data"}"')
     monkeypatch.setenv("SPECBATCH_SETTINGS", str(folder / "settings.toml"))
     assert cli("jobs").err == ""
+
+
+@pytest.mark.parametrize("name", ["a?b", "a?b=c", "a%41", "100% new", "a#b", "a b", "ä", "a;b&c@d"])
+def test_a_store_lies_in_its_workspace_whatever_that_is_called(
+    name: str, cli: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(folder / "specbatch-data")
+    before = set(folder.iterdir())
+    settings = Settings(workspace=str(folder / name))
+    with closing(make_store(settings)) as store:
+        assert store.create_job(new_job())
+    assert (folder / name / "specbatch.db").is_file()
+    assert set(folder.iterdir()) == {*before, folder / name}
+    monkeypatch.setenv("SPECBATCH_WORKSPACE", str(folder / name))
+    assert [row["job"] for row in cli("jobs", "--json").json] == [JOB]
+    assert jobs_beginning(JOB) == [(JOB, "nightly, queued")]
 
 
 def test_the_demos_jobs_are_found_from_beside_it_and_from_within(
