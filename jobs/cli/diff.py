@@ -10,7 +10,7 @@ import typer
 
 from specbatch.jobs.cli.completing import jobs_beginning
 from specbatch.jobs.cli.console import complain, remark, say, say_json, while_read
-from specbatch.jobs.cli.options import JobId, Json
+from specbatch.jobs.cli.options import MOST_SHOWN, JobId, Json
 from specbatch.jobs.cli.stores import found_settings
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.operations.tools import make_results
@@ -35,7 +35,10 @@ SecondJob = Annotated[
 def diff(
     left: JobId,
     right: SecondJob,
-    most: Annotated[int, typer.Option("--max", help="differing rows to print at most", min=0)] = 10,
+    most: Annotated[
+        int,
+        typer.Option("--max", help="differing rows to print at most", min=0, max=MOST_SHOWN),
+    ] = 10,
     max_different: Annotated[
         float | None,
         typer.Option(

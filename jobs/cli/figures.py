@@ -23,6 +23,7 @@ from specbatch.pipeline.policy.costs.job_costs import JobCost, Line, line_of
 from specbatch.schemas.days import DAY_SEC
 from specbatch.schemas.job_progress import JobProgress
 
+MOST_DAYS = 36_500  # a calendar ends somewhere
 _WEEK_SEC = 7 * DAY_SEC
 
 
@@ -53,7 +54,7 @@ class Figures:
 
 
 def figures(
-    days: Annotated[int, typer.Option("--days", min=1, help="back from now")] = 30,
+    days: Annotated[int, typer.Option("--days", min=1, max=MOST_DAYS, help="back from now")] = 30,
     json: Annotated[bool, typer.Option("--json", help="one JSON object on one line")] = False,
 ) -> None:
     """Show acceptance, tokens, cost per 1,000, savings and the month's forecast, week by week.

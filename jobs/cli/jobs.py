@@ -11,6 +11,7 @@ from rich.table import Table
 
 from specbatch.jobs.cli.connect import client
 from specbatch.jobs.cli.console import say, say_json, show_whole
+from specbatch.jobs.cli.options import MOST_SHOWN
 from specbatch.jobs.cli.outcome import as_json
 from specbatch.jobs.cli.stores import found_settings
 from specbatch.pipeline.observe.terminal.progress import (
@@ -41,7 +42,7 @@ def jobs(
     state: Annotated[
         ShownState | None, typer.Option(help="only jobs in this state", show_default=False)
     ] = None,
-    limit: Annotated[int, typer.Option(help="most jobs shown", min=1)] = 50,
+    limit: Annotated[int, typer.Option(help="most jobs shown", min=1, max=MOST_SHOWN)] = 50,
     json: Annotated[bool, typer.Option("--json", help="one JSON array on one line")] = False,
 ) -> None:
     """List jobs, newest first."""

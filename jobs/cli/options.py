@@ -15,6 +15,7 @@ from specbatch.schemas.settings import ENGINES, Settings
 Text = str | None
 Whole = int | None
 Real = float | None
+MOST_SHOWN = 1_000_000_000  # rows or jobs: so many fit every database's numbers
 
 _IN, _OUT, _MODELS, _SAMPLING, _SPEED = "Input", "Output", "Models", "Sampling", "Speed"
 

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from specbatch.jobs.cli.console import out, remark, say, show_whole, while_read, write
-from specbatch.jobs.cli.options import JobId
+from specbatch.jobs.cli.options import MOST_SHOWN, JobId
 from specbatch.jobs.cli.stores import found_settings
 from specbatch.pipeline.bootstrap import make_store
 from specbatch.pipeline.operations.tools import make_results
@@ -22,7 +22,9 @@ SHOWN = ("id", "finish_reason", "text")
 
 def results(
     job: JobId,
-    head: Annotated[int, typer.Option("--head", help="rows to print at most", min=1)] = 10,
+    head: Annotated[
+        int, typer.Option("--head", help="rows to print at most", min=1, max=MOST_SHOWN)
+    ] = 10,
     column: Annotated[
         list[str] | None,
         typer.Option(

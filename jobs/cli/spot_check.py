@@ -75,6 +75,8 @@ def spot_check(
     check. Exit codes: 0 checked (or submitted), 1 fewer than --least are the same, else as
     `submit-job`.
     """
+    if timeout is not None and not (wait or local):
+        raise UsageError("--timeout needs --wait or --local")
     settings = load_settings()
     with client(settings) as c, closing(make_store(settings)) as store:
         row = c.job(job)

@@ -130,7 +130,7 @@ def registered(settings: Settings, proposers: list[str], verifier: str | None = 
 def kinds_of(kind: Kind, verifier: str | None, proposer: str | None) -> tuple[str, ...]:
     """The kinds of work. Raises `UsageError` when a model is missing."""
     proposes = proposer not in (None, "", "none")
-    if kind in (Kind.VERIFY, Kind.ALL) and not verifier:
+    if kind in (Kind.VERIFY, Kind.ALL) and verifier in (None, "", "none"):
         raise UsageError(f"`specbatch worker {kind}` needs --verifier, the model it serves")
     if kind is Kind.PROPOSE and not proposes:
         raise UsageError("`specbatch worker propose` needs --proposer, the model it serves")

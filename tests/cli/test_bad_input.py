@@ -10,6 +10,8 @@ from typing import Any, NoReturn
 
 import pytest
 import typer
+from cli.test_results import in_store
+from ledger.builders import JOB
 
 from specbatch.jobs.cli.submit_job import app
 from specbatch.pipeline.ledger.sql import migrate
@@ -213,6 +215,9 @@ def test_wrong_usage_ends_with_2(cli: Any, arguments: list[str], words: str) -> 
         (["worker", "all", "--proposer", "x"], "needs --verifier"),
         (["worker", "propose", "--verifier", "x"], "needs --proposer"),
         (["worker", "ingest"], "the broker is memory://"),
+        (["worker", "verify", "--verifier", "none"], "needs --verifier, the model it serves"),
+        (["worker", "all", "--verifier", "none"], "needs --verifier, the model it serves"),
+        (["spot-check", "j", "--by", "m", "--timeout", "5"], "needs --wait or --local"),
         (["show", "nonesuch"], "no job 'nonesuch'"),
         (["cancel", "nonesuch"], "no job 'nonesuch'"),
         (["retry", "nonesuch"], "no job 'nonesuch'"),
@@ -224,6 +229,27 @@ def test_what_a_command_cannot_do_is_said_in_a_sentence(
     refused = cli(*arguments)
     assert refused.code == 2
     assert words in refused.complaint
+
+
+@pytest.mark.parametrize("number", [2**63, 10**22])
+@pytest.mark.parametrize(
+    ("command", "flag"),
+    [
+        (["figures"], "--days"),
+        (["jobs"], "--limit"),
+        (["results", JOB], "--head"),
+        (["results", JOB, "--failed"], "--head"),
+        (["diff", JOB, JOB], "--max"),
+    ],
+)
+def test_a_number_that_no_store_or_calendar_holds_is_refused(
+    cli: Any, folder: Path, command: list[str], flag: str, number: int
+) -> None:
+    in_store(folder)
+    refused = cli(*command, flag, number)
+    assert refused.code == 2
+    assert f"Invalid value for '{flag}'" in refused.err
+    assert "Traceback" not in refused.err
 
 
 @pytest.mark.parametrize(
