@@ -23,7 +23,7 @@ from specbatch.pipeline.observe.tracing.tracing import UNTRACED, TraceOptions, T
 from specbatch.pipeline.privacy.tenants import Privacy
 from specbatch.pipeline.runtime.client import Client, Enqueue
 from specbatch.pipeline.runtime.leases import LeaseKeeper, owner_here
-from specbatch.pipeline.runtime.lineage import LAST_SEC, Lineage, make_lineage
+from specbatch.pipeline.runtime.lineage import LAST_SEC, make_lineage
 from specbatch.pipeline.runtime.metering import counted, kv_blocks, metered
 from specbatch.pipeline.runtime.notifier import Notifier
 from specbatch.pipeline.runtime.outage import Outage
@@ -238,10 +238,37 @@ def make_worker(
     """
     if fake_models is None:
         require_engine_extra()
-    # 1) The device and the models: if they cannot be used, nothing is opened.
+    from specbatch.pipeline.engines import step_guard
+    from specbatch.pipeline.engines.models.model_folder import (
+        check_architecture,
+        check_pair,
+        models_here,
+    )
+    from specbatch.pipeline.inputs.tokenizer import TextTokenizer
+    from specbatch.pipeline.policy.costs.pricing import unit_prices
+    from specbatch.pipeline.runtime.anchors import Anchoring, Anchors
+    from specbatch.pipeline.runtime.device_time import Timekeeper, Timing
+    from specbatch.pipeline.runtime.knowledge_store import KnowledgeStore
+    from specbatch.pipeline.runtime.switch_reader import SwitchReader
+    from specbatch.pipeline.runtime.tokenizers import Tokenizers
+    from specbatch.pipeline.runtime.watchdog import Watchdog
+    from specbatch.pipeline.stages.context import KnownJobs, StageContext
+    from specbatch.pipeline.stages.draft_models import DraftModels
+    from specbatch.pipeline.stages.drafting import Drafting
+    from specbatch.pipeline.stages.refill import Refiller, Refills
+
+    sweeper_enqueue = patient(enqueue if meter is None else counted(enqueue, meter.enqueued))
+    enqueue = patient(enqueue)
     device, leader = (None, None) if fake_models else _device(settings)
-    models = _checked_models(settings, verifier, proposer, extra_draft_models, fake_models)
-    # 2) The traces, the store, and what logs must not show.
+    models = models_here()
+    folders = [models(ref) if ref else None for ref in (verifier, proposer)]
+    beside = tuple(models(ref) for ref in extra_draft_models)
+    if folders[0] is not None and settings.engine == EXACT and fake_models is None:
+        check_architecture(folders[0], may_be_vllm=True)
+    for drafting in filter(None, (folders[1], *beside)):
+        check_architecture(drafting)
+        if folders[0] is not None:
+            check_pair(folders[0], drafting)
     tracing = open_tracing(trace_options(settings))
     owner = owner_here()  # the form that sql_triggers.py knows
     store = store or make_store(settings, owner)
@@ -250,155 +277,20 @@ def make_worker(
     privacy = Privacy.of_settings(settings)
     if privacy.is_anybody_private:
         hide_in_logs(privacy.redactor.redacted)
-    # 3) Engines, which ask for refills.
-    refills = _make_refills(hint_channel, kinds, proposer)
-    engines = _make_engines(
-        settings, kinds, store, models, device, leader, refills, meter, only_job
-    )
-    # 4) Leases, and what is done at their heartbeats.
-    priced = priced_device(settings)
-    lease_keeper, timekeeper, serves = _make_keepers(settings, store, owner, priced, engines)
-    switches = _make_switches(store, engines, models)
-    _do_at_heartbeats(settings, lease_keeper, switches, timekeeper, engines)
-    # 5) What stages work with, and the threads beside them.
-    parts = _Parts(
-        settings=settings,
-        store=store,
-        owner=owner,
-        device=priced,
-        objects=Objects.of_settings(settings),
-        models=models,
-        engines=engines,
-        lease_keeper=lease_keeper,
-        timekeeper=timekeeper,
-        serves=serves,
-        switches=switches,
-        refills=refills,
-        privacy=privacy,
-        tracing=tracing,
-        told=make_lineage(settings.docs_url),
-        only_job=only_job,
-    )
-    context = _make_context(parts, patient(enqueue))
-    process = WorkerProcess(
-        uuid.uuid4().hex,
-        owner,
-        kinds,
-        verifier if "verify" in kinds else None,
-        proposer if "propose" in kinds else None,
-        site_of(settings),
-    )
-    sweeping = patient(enqueue if meter is None else counted(enqueue, meter.enqueued))
-    return Worker(
-        context=context,
-        store=store,
-        lease_keeper=lease_keeper,
-        presence=Presence(store, process, trouble, settings.lease_sec / 3),
-        background=_make_background(parts, context, sweeping, queue_length),
-        engines=engines.all,
-        leader=leader,
-        knowledge=engines.knowledge,
-        refills=refills,
-        refiller=_make_refiller(parts),
-        timekeeper=timekeeper,
-        tracing=tracing,
-        outage=context.outage,
-        switches=switches,
-    )
-
-
-# --- the steps of `make_worker`, in their order -------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class _Models:
-    """The models that this process may use."""
-
-    find: Callable[[str], ModelFolder]
-    verifier: ModelFolder | None
-    proposer: ModelFolder | None
-    extra: tuple[ModelFolder, ...]  # draft models beside the proposer, for verifying only
-    fake: FakeModels | None
-
-    @property
-    def drafting(self) -> list[ModelFolder]:
-        """All that may draft beside the verifier."""
-        return [] if self.proposer is None else [self.proposer, *self.extra]
-
-
-def _checked_models(
-    settings: Settings,
-    verifier: str | None,
-    proposer: str | None,
-    extra: Sequence[str],
-    fake: FakeModels | None,
-) -> _Models:
-    """Raises `ModelError` for folders that cannot be served here, alone or together."""
-    from specbatch.pipeline.engines.models.model_folder import (
-        check_architecture,
-        check_pair,
-        models_here,
-    )
-
-    find = models_here()
-    verifying, drafting = [find(ref) if ref else None for ref in (verifier, proposer)]
-    beside = tuple(find(ref) for ref in extra)
-    if verifying is not None and settings.engine == EXACT and fake is None:
-        check_architecture(verifying, may_be_vllm=True)
-    for folder in filter(None, (drafting, *beside)):
-        check_architecture(folder)
-        if verifying is not None:
-            check_pair(verifying, folder)
-    return _Models(find, verifying, drafting, beside, fake)
-
-
-def _make_refills(
-    channel: HintChannel | None, kinds: tuple[str, ...], proposer: str | None
-) -> Refills | None:
-    """Only a verify worker without a proposer asks for refills."""
-    from specbatch.pipeline.stages.refill import Refills
-
-    alone = "verify" in kinds and proposer is None
-    return Refills(channel) if channel is not None and alone else None
-
-
-@dataclass(frozen=True, slots=True)
-class _EnginesHere:
-    """This process's engines, and what they learned of the machine."""
-
-    verifying: Engines | None
-    proposing: Engines | None
-    knowledge: KnowledgeStore
-
-    @property
-    def all(self) -> list[Engines]:
-        return [host for host in (self.verifying, self.proposing) if host is not None]
-
-
-def _make_engines(
-    settings: Settings,
-    kinds: tuple[str, ...],
-    store: Store,
-    models: _Models,
-    device: DeviceOptions | None,
-    leader: Leader | None,
-    refills: Refills | None,
-    meter: Meter | None,
-    only_job: str | None,
-) -> _EnginesHere:
-    """The hosts that the kinds need. They load nothing before their first group."""
-    from specbatch.pipeline.runtime.knowledge_store import KnowledgeStore
-
     knowledge = KnowledgeStore(store)
     gate = threading.Lock()  # engines of one process take turns on the device
+    alone = "verify" in kinds and proposer is None
+    refills = Refills(hint_channel) if hint_channel is not None and alone else None
 
-    def host(folder: ModelFolder | None, verifies: bool) -> Engines | None:
-        beside_it = models.proposer if verifies else None
+    def host(model_index: int, drafts: bool) -> Engines | None:
+        folder, beside_it = folders[model_index], folders[1] if drafts else None
         if folder is None:
             return None
-        if models.fake is not None:
-            return models.fake.engines(folder, beside_it)
-        on_wanted = refills.want if verifies and refills is not None else None
-        observer = None if meter is None else meter.observer(verifies=verifies)
-        if verifies and settings.engine == VLLM:
+        if fake_models is not None:
+            return fake_models.engines(folder, beside_it)
+        on_wanted = refills.want if refills and model_index == 0 else None
+        observer = None if meter is None else meter.observer(verifies=drafts)
+        if settings.engine == VLLM and model_index == 0:
             from specbatch.pipeline.engines.vllm.host import VllmHost
 
             options = _vllm_options(settings, only_job)
@@ -417,192 +309,129 @@ def _make_engines(
             leader=leader,
             knowledge_store=knowledge,
             on_wanted=on_wanted,
-            extra_draft_models=models.extra if verifies else (),
+            extra_draft_models=beside if drafts else (),
             observer=observer,
             drift_every=settings.drift_every_steps,
             only_job=only_job,
         )
 
-    verifying = host(models.verifier, verifies=True) if "verify" in kinds else None
-    proposing = host(models.proposer, verifies=False) if "propose" in kinds else None
+    verifying = host(0, drafts=True) if "verify" in kinds else None
+    proposing = host(1, drafts=False) if "propose" in kinds else None
+    objects = Objects.of_settings(settings)
+    engines = [h for h in (verifying, proposing) if h is not None]
     if meter is not None and verifying is not None:
         meter.ask_blocks(partial(kv_blocks, verifying))
-    return _EnginesHere(verifying, proposing, knowledge)
-
-
-def _make_keepers(
-    settings: Settings, store: Store, owner: str, device: Device, engines: _EnginesHere
-) -> tuple[LeaseKeeper, Timekeeper | None, ServedModels | None]:
-    """Who prolongs leases, who reports device time, and which models are served."""
-    from specbatch.pipeline.policy.costs.pricing import unit_prices
-    from specbatch.pipeline.runtime.device_time import Timekeeper
-
-    verifying, timekeeper = engines.verifying, None
+    device_here = priced_device(settings)
     serves = None if verifying is None else ServedModels(verifying.serves, settings.lease_sec / 6)
-    if engines.all:
-        timekeeper = Timekeeper(store, owner, device, engines.all, serves)
+    timekeeper = Timekeeper(store, owner, device_here, engines, serves) if engines else None
     prices = unit_prices(settings.price_book)
-    return LeaseKeeper(store, settings.lease_sec, unit_prices=prices), timekeeper, serves
-
-
-def _make_switches(store: Store, engines: _EnginesHere, models: _Models) -> SwitchReader:
-    from specbatch.pipeline.runtime.switch_reader import SwitchReader
-
-    off_here = pairs_that_do_not_pay(store, engines.verifying, models.drafting)
-    return SwitchReader(store, engines.all, off_here)
-
-
-def _do_at_heartbeats(
-    settings: Settings,
-    lease_keeper: LeaseKeeper,
-    switches: SwitchReader,
-    timekeeper: Timekeeper | None,
-    engines: _EnginesHere,
-) -> None:
-    """In the order of these lines, at every heartbeat."""
-    from specbatch.pipeline.engines import step_guard
-    from specbatch.pipeline.runtime.watchdog import Watchdog
-
-    switches.read()  # once before all heartbeats: no step may draft what is switched off
+    lease_keeper = LeaseKeeper(store, settings.lease_sec, unit_prices=prices)
+    beside_verifier = [] if folders[1] is None else [folders[1], *beside]
+    switches = SwitchReader(
+        store, engines, pairs_that_do_not_pay(store, verifying, beside_verifier)
+    )
+    switches.read()
     lease_keeper.at_heartbeats(lease_keeper.report_usage)
     lease_keeper.at_heartbeats(switches.read)
     lease_keeper.at_checks(switches.read)
     if timekeeper is not None:
         step_guard.guard(settings.step_deadline_sec, settings.lease_sec)
         deadlines = settings.step_deadline_sec, settings.load_deadline_sec
-        lease_keeper.at_heartbeats(Watchdog(engines.all, *deadlines).check)
+        lease_keeper.at_heartbeats(Watchdog(engines, *deadlines).check)
         lease_keeper.at_heartbeats(timekeeper.beat)
-
-
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """What the last steps put together."""
-
-    settings: Settings
-    store: Store
-    owner: str
-    device: Device  # with its price
-    objects: Objects
-    models: _Models
-    engines: _EnginesHere
-    lease_keeper: LeaseKeeper
-    timekeeper: Timekeeper | None
-    serves: ServedModels | None
-    switches: SwitchReader
-    refills: Refills | None
-    privacy: Privacy
-    tracing: Tracing
-    told: Lineage | None  # what tells OpenLineage
-    only_job: str | None
-
-    @property
-    def silence_sec(self) -> float:
-        """After which a worker counts as dead."""
-        return LEASES_OF_SILENCE * self.settings.lease_sec
-
-
-def _make_context(parts: _Parts, enqueue: Enqueue) -> StageContext:
-    from specbatch.pipeline.inputs.tokenizer import TextTokenizer
-    from specbatch.pipeline.runtime.anchors import Anchoring, Anchors
-    from specbatch.pipeline.runtime.device_time import Timing
-    from specbatch.pipeline.runtime.tokenizers import Tokenizers
-    from specbatch.pipeline.stages.context import KnownJobs, StageContext
-    from specbatch.pipeline.stages.draft_models import DraftModels
-    from specbatch.pipeline.stages.drafting import Drafting
-
-    settings, store, objects, models = parts.settings, parts.store, parts.objects, parts.models
-    switches, verifying = parts.switches, parts.engines.verifying
+    outage = Outage(ends=only_job is not None)
     anchors = Anchors.of_settings(settings, objects)
+    anchoring = None if anchors is None else Anchoring(store, anchors)
+    silence_sec = LEASES_OF_SILENCE * settings.lease_sec
     drafts_beside = verifying is not None and verifying.draft_model is not None
-    load_tokenizer = TextTokenizer.load if models.fake is None else models.fake.tokenizer
-    return StageContext(
+    told = make_lineage(settings.docs_url)
+    placer = None
+    if verifying is not None and only_job is None:
+        patience, fresh_sec = settings.pool_patience_sec, min(FRESH_SEC, settings.lease_sec / 6)
+        weights = settings.tenant_weights
+        placer = Placer(store, device_here, silence_sec, patience, weights, fresh_sec)
+    context = StageContext(
         store=store,
         objects=objects,
-        lease_keeper=parts.lease_keeper,
+        lease_keeper=lease_keeper,
         enqueue=enqueue,
-        owner=parts.owner,
+        owner=owner,
         lease_sec=settings.lease_sec,
-        price_microusd=parts.device.price_microusd,
+        price_microusd=device_here.price_microusd,
         jobs=KnownJobs(store),
-        tokenizers=Tokenizers(load_tokenizer, models.find),
+        tokenizers=Tokenizers(fake_models.tokenizer if fake_models else TextTokenizer.load, models),
         drafting=Drafting(store, objects, drafts_beside, lambda: switches.now),
         draft_models=DraftModels(store),
-        requeuer=Requeuer(store, enqueue, parts.silence_sec, site=site_of(settings)),
-        placer=_make_placer(parts),
-        proposing=parts.engines.proposing,
+        requeuer=Requeuer(store, enqueue, silence_sec, site=site_of(settings)),
+        placer=placer,
+        proposing=proposing,
         verifying=verifying,
-        models=models.find,
+        models=models,
         tenant_depths=settings.tenant_depths,
-        refills=parts.refills,
+        refills=refills,
         max_open_groups=settings.max_open_groups,
         max_attempts=settings.max_attempts,
-        timing=parts.timekeeper or Timing(),
-        privacy=parts.privacy,
-        tracing=parts.tracing,
+        timing=timekeeper or Timing(),
+        privacy=privacy,
+        tracing=tracing,
         reader_bytes=settings.ingest_memory_mib << 20,
-        anchoring=None if anchors is None else Anchoring(store, anchors),
-        only_job=parts.only_job,
-        outage=Outage(ends=parts.only_job is not None),
-        tells_lineage=parts.told is not None,
+        anchoring=anchoring,
+        only_job=only_job,
+        outage=outage,
+        tells_lineage=told is not None,
     )
-
-
-def _make_placer(parts: _Parts) -> Placer | None:
-    """What leaves groups to cheaper pools; a run of one job leaves nothing."""
-    if parts.engines.verifying is None or parts.only_job is not None:
-        return None
-    settings = parts.settings
-    return Placer(
-        parts.store,
-        parts.device,
-        parts.silence_sec,
-        settings.pool_patience_sec,
-        settings.tenant_weights,
-        min(FRESH_SEC, settings.lease_sec / 6),
+    refiller = None
+    if proposing is not None:
+        refiller = Refiller(store, objects, proposing, timekeeper, lambda: switches.now)
+    process = WorkerProcess(
+        uuid.uuid4().hex,
+        owner,
+        kinds,
+        verifier if "verify" in kinds else None,
+        proposer if "propose" in kinds else None,
+        site_of(settings),
     )
-
-
-def _make_background(
-    parts: _Parts, context: StageContext, enqueue: Enqueue, queue_length: QueueLength
-) -> list[Sweeper | Anchoring | Notifier | WorkStealer]:
-    settings, store, only_job = parts.settings, parts.store, parts.only_job
     background: list[Sweeper | Anchoring | Notifier | WorkStealer] = [
         Sweeper(
             store,
-            enqueue,
+            sweeper_enqueue,
             settings.sweep_interval_sec,
             settings.propose_patience_sec,
             settings.message_patience_sec,
             queue_length,
-            silence_sec=parts.silence_sec,
+            silence_sec=silence_sec,
             only_job=only_job,
         )
     ]
-    if context.anchoring is not None and only_job is None:
-        background.append(context.anchoring)
+    if anchoring is not None and only_job is None:
+        background.append(anchoring)
     if settings.notify_file:
         background.append(Notifier(store, load_targets(settings.notify_file), only_job))
-    if parts.told is not None:
+    if told is not None:
         # Beside the other: a target that does not answer delays none of the other kind.
-        told = {lineage.TARGET: parts.told}
-        background.append(Notifier(store, told, only_job, last_sec=LAST_SEC))
-    verifier = parts.models.verifier
-    if verifier is not None and parts.engines.verifying is not None and only_job is None:
+        background.append(Notifier(store, {lineage.TARGET: told}, only_job, last_sec=LAST_SEC))
+    if verifier is not None and verifying is not None and only_job is None:
         every_sec = settings.lease_sec / 3  # as leases are prolonged
-        jobs = (lambda: None) if context.placer is None else context.placer.jobs
-        keeper, owner, serves = parts.lease_keeper, parts.owner, parts.serves
-        background.append(WorkStealer(store, keeper, verifier.ref, owner, every_sec, serves, jobs))
-    return background
-
-
-def _make_refiller(parts: _Parts) -> Refiller | None:
-    """What answers the wishes of verify workers for more drafts."""
-    from specbatch.pipeline.stages.refill import Refiller
-
-    proposing, switches = parts.engines.proposing, parts.switches
-    if proposing is None:
-        return None
-    return Refiller(parts.store, parts.objects, proposing, parts.timekeeper, lambda: switches.now)
+        jobs = (lambda: None) if placer is None else placer.jobs
+        background.append(
+            WorkStealer(store, lease_keeper, verifier, owner, every_sec, serves, jobs)
+        )
+    return Worker(
+        context=context,
+        store=store,
+        lease_keeper=lease_keeper,
+        presence=Presence(store, process, trouble, settings.lease_sec / 3),
+        background=background,
+        engines=engines,
+        leader=leader,
+        knowledge=knowledge,
+        refills=refills,
+        refiller=refiller,
+        timekeeper=timekeeper,
+        tracing=tracing,
+        outage=outage,
+        switches=switches,
+    )
 
 
 def make_exposure(
