@@ -315,7 +315,10 @@ def _digest_of_rejected(row: RejectedRow) -> str | None:
 
 
 def _is_empty(record: CompletionRecord) -> bool:
-    return not record.token_ids and not record.text
+    """Whether nothing is left of what a purge empties."""
+    texts = (record.row_id, record.text, record.error)
+    tokens = (record.token_ids, record.logprobs, record.provenance.rejected)
+    return not any(texts) and not any(tokens) and record.top_logprobs is None
 
 
 def _job(what: str, number: int | None = None) -> Finding:

@@ -151,10 +151,13 @@ class Coverage:
             return Covered("completions", Extent.NOT, why)
         how = f"every column of {plural(self.counts.completions, 'completion')}, their device time "
         how += "and cost too, compared with the log"
+        if purged := self.counts.purged:
+            how += f"; {purged:,} purged ones are empty, as they were left, and their tags are not "
+            how += "covered"
         older = self.counts.uncovered
         if older:
             how += f"; {plural(older, 'completion')} older than the log not"
-        return Covered("completions", Extent.IN_PART if older else self._of_log, how)
+        return Covered("completions", Extent.IN_PART if older or purged else self._of_log, how)
 
     def _output(self) -> Covered:
         found, name = self.output, "output files"

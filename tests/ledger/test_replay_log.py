@@ -142,7 +142,8 @@ def test_what_is_wrong_with_a_completion_is_named(change: Any, said: str | None)
 @pytest.mark.parametrize("is_told", [True, False])
 def test_what_a_purge_left_is_held_to_the_facts_and_counted(is_told: bool) -> None:
     whole = completion(3)
-    emptied = replace(whole, token_ids=(), text="", logprobs=(), row_id=None, top_logprobs=None)
+    emptied = replace(whole, token_ids=(), text="", logprobs=(), row_id="", top_logprobs=None,
+                      provenance=replace(whole.provenance, rejected=()))  # fmt: skip
     purge = (EntryKind.PURGED, {"rows": [[3, 3]] if is_told else [[4, 9]], "output": False})
     check = checker(recorded(0, [whole]), purge)
     found = list(check.completions([replace(kept(whole, 0), record=emptied)]))

@@ -20,6 +20,7 @@ from specbatch.pipeline.audit.digests import KEPT_BYTES, chained, completion_dig
 from specbatch.pipeline.ledger.sql.databases import make_engine
 from specbatch.pipeline.ledger.sql.migrate import open_store
 from specbatch.pipeline.ledger.sql.store import SqlStore
+from specbatch.pipeline.operations.coverage import Extent
 from specbatch.schemas.audit import EntryKind, FindingKind, Head
 from specbatch.schemas.audit_tables import AuditLog
 from specbatch.schemas.records import Lease, Stage
@@ -481,12 +482,14 @@ def test_a_group_that_ended_otherwise_is_found(
 # --- what is no tampering -------------------------------------------------------------------
 
 
-def emptied(thief: Thief, row: Row[Any]) -> None:
+def emptied(thief: Thief, row: Row[Any], **but: Any) -> None:
     empty: list[int] = []
-    thief.change(
-        COMPLETIONS, row, text="", token_ids=empty, logprobs=empty, top_token_ids=None,
-        top_logprobs=None, error=None,
-    )  # fmt: skip
+    left: dict[str, Any] = {
+        **dict.fromkeys(("row_id", "text"), ""),
+        **dict.fromkeys(("token_ids", "logprobs"), empty),
+        **dict.fromkeys(("top_token_ids", "top_logprobs", "rejected", "error")),
+    }
+    thief.change(COMPLETIONS, row, **(left | but))
 
 
 def test_what_was_purged_is_told_and_still_held_to_the_log(store: SqlStore, thief: Thief) -> None:
@@ -499,6 +502,19 @@ def test_what_was_purged_is_told_and_still_held_to_the_log(store: SqlStore, thie
     found = audited(store)
     assert found.findings == []
     assert found.counts.purged == 1
+    (covered,) = (one for one in found.covered(0) if one.what == "completions")
+    assert covered.extent is Extent.IN_PART
+    assert covered.how.endswith(
+        "1 purged ones are empty, as they were left, and their tags are not covered"
+    )
+    for forged in (
+        *({"row_id": "r5"}, {"text": "x"}, {"token_ids": [1]}, {"logprobs": [-0.5]}),
+        *({"top_token_ids": [1], "top_logprobs": [-0.5]}, {"rejected": [9]}, {"error": "forged"}),
+    ):
+        emptied(thief, row, **forged)
+        assert told(store), f"nobody saw {forged}"
+    emptied(thief, row)
+    assert told(store) == []
     thief.change(COMPLETIONS, row, cost_usd=9.0)
     (word,) = told(store)
     assert "row 5, sample 0 was changed: entry 10 of the log tells of another one" in word
