@@ -3,7 +3,7 @@
 All entries of all engines complete the same prompts in turns within one run: once to warm up and to
 learn, then `runs` times. Depth off is timed before every group of entries that is compared with it,
 and ratios are medians of ratios within such groups, so that the machine's mood cancels out. The
-first of an engine's turns after another's is not counted: libraries leave threads spinning and
+first of a process's turns after another's is not counted: libraries leave threads spinning and
 caches cold. The file is written after each N, and holds what was finished at an interruption.
 """
 
@@ -176,7 +176,7 @@ def _take_turns(
     done, total = steps
     off_rate = 1.0
     for turn in range(plan.runs + 1):
-        before = ""
+        before: tuple[str, str] | None = None  # engine and process of the last entry
         for entry in entries:
             on_progress(done, total, f"N={turns.n} {entry.engine} {entry.label}")
             done += 1
@@ -184,14 +184,14 @@ def _take_turns(
                 continue
             part = prompts[:ONE_BY_ONE] if entry.one_by_one else prompts
             try:
-                if entry.engine != before:
+                if (entry.engine, entry.process) != before:
                     entry.complete(part)
                 with turns.idling.during(entry.process, str(entry.key)):
                     completed = entry.complete(part)
             except PeerError as error:
                 turns.failed[entry.key] = str(error)
                 continue
-            before = entry.engine
+            before = entry.engine, entry.process
             turns.last[entry.key] = completed
             rate = len(part) * plan.new_tokens / completed.seconds
             if entry.key == DEPTH_OFF:

@@ -40,13 +40,16 @@ class Engine:
             raise ValueError("no such precision")
         self.ready = None
 
-        self.options, self.learnt = options, None
+        self.options, self.learnt, self.is_warm = options, None, True
 
     def versions(self):
         return {"counting": "1.2"}
 
     def learn(self, prompts, known, drafts):
-        self.learnt = (known, drafts)
+        if self.learnt == (known, drafts):
+            return False
+        self.learnt, self.is_warm = (known, drafts), False
+        return True
 
     def prepare(self, sequences, tokens):
         self.ready = (sequences, tokens)
@@ -62,10 +65,11 @@ class Engine:
             os.kill(os.getpid(), signal.SIGFPE)
         if prompts[0][0] == HANG:
             signal.pause()
+        self.counts, self.is_warm = {"warm": self.is_warm}, True
         if depth:
             assert (Path(self.options["draft"]) / "model").read_text() == "draft"
-            assert self.learnt == ([[6, 7]], [[6, 9]])
-            self.counts = {"proposed": depth, "accepted": 1}
+            assert self.learnt[1] == [[6, 9]]
+            self.counts |= {"proposed": depth, "accepted": 1}
         made = new_tokens - (prompts[0][0] == SHORT)
         return [[prompt[-1] + 1 + i for i in range(made)] for prompt in prompts]
 """
@@ -156,8 +160,21 @@ def test_peer_that_drafts_gets_its_model_the_depth_and_what_to_replay(spec: Peer
     peer = Peer(replace(spec, draft=draft))
     try:
         assert peer.complete([[5]], 2, depth=3, known=[[6, 7]], drafts=[[6, 9]])[1] == [[6, 7]]
-        assert peer.counts == {"proposed": 3, "accepted": 1}
+        assert peer.counts == {"warm": True, "proposed": 3, "accepted": 1}
         assert peer.complete([[5]], 2)[1] == [[6, 7]]
+    finally:
+        peer.stop()
+
+
+def test_what_an_engine_makes_to_replay_has_run_once_when_it_is_timed(spec: PeerSpec) -> None:
+    draft = spec.work.parent / "draft"
+    draft.mkdir()
+    (draft / "config.json").write_text("draft")
+    peer = Peer(replace(spec, draft=draft))
+    try:
+        for known in ([[6, 7]], [[6, 7]], [[6, 8]]):
+            peer.complete([[5]], 2, depth=3, known=known, drafts=[[6, 9]])
+            assert peer.counts["warm"], known
     finally:
         peer.stop()
 

@@ -176,6 +176,20 @@ def test_ratios_are_over_the_depth_off_that_ran_just_before() -> None:
     assert remarks(list(rows.values())) == ["y, plain: no memory"]
 
 
+def test_each_process_of_an_engine_is_warm_when_it_is_timed() -> None:
+    entries = [
+        fixed(OURS, "off", [9, 1, 9, 1]),
+        replace(fixed("x", "plain", [9, 9, 9, 1]), process="x plain"),
+        replace(fixed("x", "lookup 4", [9, 9, 9, 1]), process="x lookup"),
+        replace(fixed("x", "depth 2", [9, 9, 9, 1]), process="x replay"),
+        replace(fixed("x", "depth 4", [9, 1]), process="x replay"),
+    ]
+    turns = Turns(1)
+    plan = replace(SMALL, new_tokens=2, runs=1)
+    side_by_side._take_turns(turns, entries, [[5]], plan, (0, 10), quiet)
+    assert {row["tokens_per_sec"] for row in turns.rows(entries)} == {2}
+
+
 def test_auto_is_compared_with_drafts_of_its_own_acceptance() -> None:
     def row(
         engine: str, mode: str, drafts: str, share: float | None, rate: float

@@ -77,16 +77,17 @@ class Engine:
 
     def learn(
         self, prompts: list[list[int]], known: list[list[int]], drafts: list[list[int]]
-    ) -> None:
-        """Let the draft model replay these."""
+    ) -> bool:
+        """Let the draft model replay these. True: the pipeline is another one."""
         assert self.draft is not None
         if self.learnt == (prompts, known, drafts):
-            return
+            return False
         self.learnt = (prompts, known, drafts)
         self.pipeline = None  # its memory goes first
         with tempfile.TemporaryDirectory() as folder:
             write_replaying(self.draft, Path(folder), prompts, known, drafts)
             self.pipeline = self.made(Path(folder))
+        return True
 
     def generate(
         self, prompts: list[list[int]], new_tokens: int, depth: int = 0

@@ -15,8 +15,9 @@ Its `isa()`, if it has one, says what it was built for; `seen` is what `seen_sin
 
 An engine that drafts is also asked with `"depth": n`, which `generate` then gets, and one that
 replays with `"known"` and `"drafts"` (shaped like the outputs: what will come, and guesses of it),
-which its `learn(prompts, known, drafts)` gets before (not timed). Its `counts` (tokens `proposed`
-and `accepted`) are in the answer.
+which its `learn(prompts, known, drafts)` gets before (not timed). If that returns True, it made
+something anew, whose first run is cold: all is generated once more before, and not timed. Its
+`counts` (tokens `proposed` and `accepted`) are in the answer.
 Isolated (`-I`), for else this folder's `llama_cpp.py` would hide the package it imports.
 """
 
@@ -59,9 +60,9 @@ def reply(asked: dict[str, Any], source: str, state: dict[str, Any]) -> dict[str
     if "prompts" in asked:
         engine, prompts, new_tokens = state["engine"], asked["prompts"], asked["new_tokens"]
         engine.prepare(len(prompts), max(map(len, prompts)) + new_tokens)
-        if "drafts" in asked:
-            engine.learn(prompts, asked["known"], asked["drafts"])
         depth = {"depth": asked["depth"]} if "depth" in asked else {}
+        if "drafts" in asked and engine.learn(prompts, asked["known"], asked["drafts"]):
+            engine.generate(prompts, new_tokens, **depth)
         begun = time.perf_counter()
         outputs = engine.generate(prompts, new_tokens, **depth)
         seconds = time.perf_counter() - begun
