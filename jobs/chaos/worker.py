@@ -100,9 +100,10 @@ class UnrulyQueue:
                 return messages
             messages = [*self._held, *[work] * self._draw.choice(_COPIES)]
             self._draw.shuffle(messages)
-            now = [each for each in messages if self._draw.random() >= _HELD_BACK]
-            self._held = [each for each in messages if each not in now]
-            return now
+            # Drawn by copy: copies are equal, and one may go now and another later.
+            drawn = [(each, self._draw.random() >= _HELD_BACK) for each in messages]
+            self._held = [each for each, goes_now in drawn if not goes_now]
+            return [each for each, goes_now in drawn if goes_now]
 
 
 def work(order: Order, connection: Connection) -> int:

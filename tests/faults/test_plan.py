@@ -170,6 +170,23 @@ def test_unruly_messages_are_doubled_held_back_and_changed_in_order() -> None:
     assert late, "some come long after others"
 
 
+def test_a_copy_may_come_after_other_messages_that_follow_the_first() -> None:
+    """Else nobody met a message about work that had gone on meanwhile."""
+    heard: list[list[DueWork]] = []
+    queue = UnrulyQueue()
+    enqueue = queue.wrap(lambda message: heard[-1].append(message))
+    queue.seed(5)
+    for message in messages(100):
+        heard.append([])
+        enqueue(message)
+    before: set[DueWork] = set()
+    late = 0
+    for batch in heard:
+        late += len(before & set(batch))
+        before |= set(batch)
+    assert late > 0
+
+
 def test_the_same_seed_delivers_alike_and_none_delivers_as_it_is() -> None:
     def enqueue_all(seed: int | None) -> list[DueWork]:
         heard: list[DueWork] = []
