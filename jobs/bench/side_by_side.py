@@ -1,10 +1,11 @@
 """`specbatch bench`: throughput against the number of prompts and against acceptance, by engine.
 
 All entries of all engines complete the same prompts in turns within one run: once to warm up and to
-learn, then `runs` times. Depth off is timed before every group of entries that is compared with it,
-and ratios are medians of ratios within such groups, so that the machine's mood cancels out. The
-first of a process's turns after another's is not counted: libraries leave threads spinning and
-caches cold. The file is written after each N, and holds what was finished at an interruption.
+learn, then `runs` times. Depth off is timed before each source of our drafts and before each other
+engine. A ratio is the median, over the turns, of ratios to the depth off that ran last, so that the
+machine's mood cancels out. The first of a process's turns after another's is not counted: libraries
+leave threads spinning and caches cold. The file is written after each N, and holds what was
+finished at an interruption.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -162,7 +165,15 @@ def _taking_part(
     if plan.engines != (OURS_KEY,):
         entries = [replace(entry, complete=looked_at(entry.complete, isa)) for entry in entries]
     with PeerEntries(plan, os.environ, model, draft, ours, work, isa) as peers:
-        yield [*entries, *peers.entries], peers
+        yield list(_off_before_others([*entries, *peers.entries])), peers
+
+
+def _off_before_others(entries: Sequence[Entry]) -> Iterator[Entry]:
+    """Ours has depth off among its own, and that is first."""
+    for engine, of_engine in groupby(entries, attrgetter("engine")):
+        if engine != OURS:
+            yield entries[0]
+        yield from of_engine
 
 
 def _take_turns(

@@ -219,8 +219,13 @@ def test_engines_that_cannot_run_have_rows_with_the_reason(
     for engine in engines:
         monkeypatch.setenv(str(ENGINES[engine]), "/no/python")
     plan = replace(SMALL, engines=("ours", *engines), counts=(1,), acceptances=(1.0,))
-    report = run(plan, tmp_path / "bench.json", tmp_path / "work", quiet)
+    turns: list[str] = []
+    report = run(
+        plan, tmp_path / "bench.json", tmp_path / "work", lambda _, __, what: turns.append(what)
+    )
     for engine in engines:
+        first = next(at for at, what in enumerate(turns) if what.startswith(f"N=1 {engine} "))
+        assert turns[first - 1] == "N=1 specbatch off", "each is compared with what ran just before"
         rows = [row for row in report.rows if row["engine"] == engine]
         modes = {"plain", "draft 4", "depth 2", "depth 4", "depth 8"}
         assert {row["mode"] for row in rows} - {"lookup 4"} == modes

@@ -18,7 +18,7 @@ from specbatch.schemas.tables import Base, Job
 from specbatch.tools.site.cli_page import cli_page, commands
 from specbatch.tools.site.errors_page import EXIT_CODES, errors_page, quarantine_codes
 from specbatch.tools.site.exports_page import exports_page
-from specbatch.tools.site.figures import few, machines
+from specbatch.tools.site.figures import bench_command, few, machines, result
 from specbatch.tools.site.metrics_page import metrics_page
 from specbatch.tools.site.plots import Panel, charts
 from specbatch.tools.site.spec_page import settings_page, spec_page
@@ -167,6 +167,13 @@ def test_charts_are_drawn_to_one_scale() -> None:
 )
 def test_charts_show_what_was_measured(counts: list[int], shown: list[int]) -> None:
     assert few(counts) == shown
+
+
+def test_the_command_of_a_comparison_is_that_of_its_run() -> None:
+    assert bench_command(result("bench-llama-230m")) == (
+        "specbatch bench --model llama-230m --n 8,32 --acceptance 0.7 "
+        "--engines ours,transformers,openvino --new-tokens 32 --runs 1 --dtype bfloat16 --threads 2"
+    )
 
 
 def test_a_figure_names_each_machine_that_its_rows_are_of() -> None:

@@ -107,8 +107,26 @@ def _beside() -> str:
     return section(
         "Beside other engines: 230M model",
         table(columns, rows),
-        _made(data, "specbatch bench --model llama-230m"),
+        _made(data, bench_command(data)),
     )
+
+
+def bench_command(data: Mapping[str, Any]) -> str:
+    """The command of a result of `specbatch bench`, by what the file says of its run."""
+    rows = data["rows"]
+    shares = sorted({row["acceptance"] for row in rows} - {None})
+    flags = {
+        "model": data["model"],
+        "n": ",".join(str(n) for n in sorted({row["n"] for row in rows})),
+        "acceptance": ",".join(f"{share:g}" for share in shares) or "none",
+        "engines": ",".join(data["engines"]).replace("specbatch", "ours"),
+        "new-tokens": data["new_tokens"],
+        "runs": data["runs"],
+        "dtype": data["dtype"],
+        "threads": data["machine"]["threads"],
+    }
+    real = " --real" if data["proposer"] else ""
+    return f"specbatch bench {' '.join(f'--{name} {said}' for name, said in flags.items())}{real}"
 
 
 def _scale() -> str:
