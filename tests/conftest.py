@@ -8,6 +8,7 @@ import os
 import platform
 import random
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.pluginmanager.hasplugin("dsession"):
         config.pluginmanager.register(_Processes(config))
+    # A shell has what it starts in the background ignore it, and all that this starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     settings.load_profile("ci")  # the same examples each time, however long one takes
     # Before anything imports huggingface_hub, which reads this once.
     os.environ["HF_HUB_OFFLINE"] = "1"

@@ -289,7 +289,9 @@ def test_all_who_read_an_input_do_so_within_the_memory_that_is_set(
 def test_a_batch_file_stopped_while_its_reading_pauses_has_its_files(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(TextTokenizer, "render", lambda _, messages, *__, **___: messages[0]["content"])
+    monkeypatch.setattr(
+        TextTokenizer, "render", lambda _, messages, *__, **___: messages[0]["content"]
+    )
     path = tmp_path / "batch.jsonl"
     bodies = [{"messages": [{"role": "user", "content": f"hello {i}"}]} for i in range(20)]
     lines = [{"custom_id": f"{i}", "body": body} for i, body in enumerate(bodies)]

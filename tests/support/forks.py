@@ -263,8 +263,6 @@ def _become(
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        # A shell has what it starts in the background ignore it, and all that this starts.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
         os.dup2(stdout, 1)
         os.dup2(stderr, 2)
         os.closerange(3, 1 << 12)
