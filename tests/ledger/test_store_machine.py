@@ -24,6 +24,8 @@ from ledger.builders import (
 )
 from ledger.claim_model import ClaimModel, Job
 
+from specbatch.pipeline.audit.log_facts import LogFacts
+from specbatch.pipeline.audit.replay_log import Checker
 from specbatch.schemas.errors import FencedError, SpecbatchError
 from specbatch.schemas.job_progress import JobProgress
 from specbatch.schemas.records import (
@@ -400,6 +402,13 @@ class StoreLives(RuleBasedStateMachine):
             rows += mine
         assert sorted(rows) == list(range(self.held.planned * ROWS))
         assert self.store.get_job(self.job).prompt_tokens == 5 * len(rows)
+
+    @invariant()
+    def groups_are_as_their_log_says(self) -> None:
+        facts = LogFacts(self.job)
+        assert list(facts.follow(self.store.log(self.job), self.store.log_head(self.job))) == []
+        ended = Checker(facts, lambda _: None).groups(self.store.groups(self.job))
+        assert [finding.what for finding in ended] == []
 
     @invariant()
     def a_fencing_token_of_a_unit_has_one_lease(self) -> None:
