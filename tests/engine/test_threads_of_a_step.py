@@ -28,10 +28,15 @@ own = threading.get_native_id()
 theirs = [task for task in os.listdir("/proc/self/task") if int(task) != own]
 assert theirs, "torch has no thread to be woken"
 
-def slept():
-    told = [Path(f"/proc/self/task/{task}/status").read_text() for task in theirs]
-    lines = [line for status in told for line in status.splitlines()]
-    return sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt"))
+def told(name):
+    status = [Path(f"/proc/self/task/{task}/status").read_text() for task in theirs]
+    lines = [line for one in status for line in one.splitlines()]
+    return [line.split()[1] for line in lines if line.startswith(name)]
+
+def slept():  # how often they fell asleep, once all of them are asleep
+    while set(told("State:")) != {"S"}:
+        os.sched_yield()
+    return sum(map(int, told("voluntary_ctxt")))
 
 model = load_model(inspect_model(sys.argv[1]), "float32")
 engine = Engine(ModelRunner(model, kv_cache_bytes=8 << 20), (NgramProposer(),), 4, 64)
