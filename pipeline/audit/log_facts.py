@@ -147,7 +147,7 @@ class LogFacts:
             self.expected |= {name: said[name] for name in ("deadline_at", "budget_usd")}
             self.expected |= {name: said[name] for name in LATER_PINNED if name in said}
             self.expected |= {"cancel_requested": False, "stop_reason": None}
-            self._taken_up(said["quarantined"])
+            self._reopen_groups(said["quarantined"])
             self._reopen()
         elif kind is EntryKind.REVIEWED:
             self._reopen()
@@ -163,7 +163,7 @@ class LogFacts:
             # Earlier versions did not say whether the output was deleted with the texts.
             self.output_purged |= bool(said.get("output", said.get("rows") is None))
 
-    def _taken_up(self, quarantined: bool) -> None:
+    def _reopen_groups(self, quarantined: bool) -> None:
         """The groups that a retry takes up are no longer at their end."""
         for index, end in list(self.ends.items()):
             if quarantined:

@@ -195,7 +195,7 @@ def main() -> None:
     loops nor its output."""
     from transformers.utils import chat_template_utils
 
-    # Its `strftime_now` would read the clock, and it takes no other function for a template.
+    # Its `strftime_now` asks this name for the time, and it makes text of functions it is given.
     vars(chat_template_utils)["datetime"] = _Today
     serve(lambda setup: partial(_chat, chat_template_utils.render_jinja_template, setup))
 

@@ -6,6 +6,7 @@ import runpy
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -153,30 +154,27 @@ def test_model_is_converted_once_for_each_dtype_and_weights(spec: PeerSpec) -> N
     assert conversions(spec) == ["float32", "bfloat16", "float32"]
 
 
-def test_peer_that_drafts_gets_its_model_the_depth_and_what_to_replay(spec: PeerSpec) -> None:
+@pytest.fixture
+def drafting(spec: PeerSpec) -> Iterator[Peer]:
+    """A peer with a draft model."""
     draft = spec.work.parent / "draft"
     draft.mkdir()
     (draft / "config.json").write_text("draft")
     peer = Peer(replace(spec, draft=draft))
-    try:
-        assert peer.complete([[5]], 2, depth=3, known=[[6, 7]], drafts=[[6, 9]])[1] == [[6, 7]]
-        assert peer.counts == {"warm": True, "proposed": 3, "accepted": 1}
-        assert peer.complete([[5]], 2)[1] == [[6, 7]]
-    finally:
-        peer.stop()
+    yield peer
+    peer.stop()
 
 
-def test_what_an_engine_makes_to_replay_has_run_once_when_it_is_timed(spec: PeerSpec) -> None:
-    draft = spec.work.parent / "draft"
-    draft.mkdir()
-    (draft / "config.json").write_text("draft")
-    peer = Peer(replace(spec, draft=draft))
-    try:
-        for known in ([[6, 7]], [[6, 7]], [[6, 8]]):
-            peer.complete([[5]], 2, depth=3, known=known, drafts=[[6, 9]])
-            assert peer.counts["warm"], known
-    finally:
-        peer.stop()
+def test_peer_that_drafts_gets_its_model_the_depth_and_what_to_replay(drafting: Peer) -> None:
+    assert drafting.complete([[5]], 2, depth=3, known=[[6, 7]], drafts=[[6, 9]])[1] == [[6, 7]]
+    assert drafting.counts == {"warm": True, "proposed": 3, "accepted": 1}
+    assert drafting.complete([[5]], 2)[1] == [[6, 7]]
+
+
+def test_what_an_engine_makes_to_replay_has_run_once_when_it_is_timed(drafting: Peer) -> None:
+    for known in ([[6, 7]], [[6, 7]], [[6, 8]]):
+        drafting.complete([[5]], 2, depth=3, known=known, drafts=[[6, 9]])
+        assert drafting.counts["warm"], known
 
 
 class CountingContext:

@@ -171,7 +171,7 @@ def test_unruly_messages_are_doubled_held_back_and_changed_in_order() -> None:
 
 
 def test_a_copy_may_come_after_other_messages_that_follow_the_first() -> None:
-    """Else nobody met a message about work that had gone on meanwhile."""
+    """Else no run would meet a message about work that another worker has continued."""
     heard: list[list[DueWork]] = []
     queue = UnrulyQueue()
     enqueue = queue.wrap(lambda message: heard[-1].append(message))
